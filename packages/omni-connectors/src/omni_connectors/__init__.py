@@ -1,0 +1,1 @@
+"""Connectors that carry payloads between the stages of an Omni pipeline."""

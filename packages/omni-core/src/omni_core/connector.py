@@ -1,0 +1,114 @@
+"""What carries payloads between two stages: the interface that connector plugins implement, and its record."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from omni_core.errors import ServiceError
+from omni_core.payload import Payload
+
+
+class Role(StrEnum):
+    """Which end of an edge a connector serves."""
+
+    SENDER = "sender"
+    RECEIVER = "receiver"
+
+
+@dataclass(frozen=True)
+class ConnectorEdge:
+    """One end of one edge, as a connector sees it. Roles are injected; specifications in YAML have none (CN-07)."""
+
+    name: str
+    """The key under `connectors:` in the deploy file, for messages."""
+    from_stage: int
+    to_stage: int
+    role: Role
+    replica: int
+    """Replica of the stage in whose process this end lives."""
+    run_dir: str
+    """Private folder (mode 0700) of this server run; gone when it ends."""
+    run_id: str
+
+
+class ConnectorError(ServiceError):
+    """Report a payload that could not be handed over."""
+
+
+class PayloadNotReady(ConnectorError):
+    """Report that the payload was not there by the deadline."""
+
+
+class PeerGone(ConnectorError):
+    """Report that the process at the other end is gone."""
+
+
+class StoreGone(ConnectorError):
+    """Report that the store between both ends is gone."""
+
+
+class ConnectorFull(ConnectorError):
+    """Report that there was no room by the deadline."""
+
+
+class PayloadTooLarge(ConnectorError):
+    """Report a payload that can never fit."""
+
+
+class Connector(ABC):
+    """Move payloads along one edge, in order, each exactly once.
+
+    The sender's `put` returns a handle of a few bytes; the handle travels with the control message to the consumer's process,
+    whose connector turns it back into the payload with `get`. Calls come from one thread for each end. No call waits longer
+    than its `timeout_s`.
+    """
+
+    def __init__(self, edge: ConnectorEdge, options: Mapping[str, Any]) -> None:
+        self.edge = edge
+        self.options = options
+
+    @abstractmethod
+    def put(self, request_id: str, sequence: int, payload: Payload, timeout_s: float) -> bytes:
+        """Make a payload available to the consumer and return its handle.
+
+        Raises:
+            ConnectorFull, PayloadTooLarge, StoreGone: As named.
+        """
+
+    @abstractmethod
+    def get(self, handle: bytes, timeout_s: float) -> dict[str, Any]:
+        """Return the payload of a handle and free what carried it.
+
+        Raises:
+            PayloadNotReady, PeerGone, StoreGone: As named.
+        """
+
+    @abstractmethod
+    def cleanup(self, request_id: str) -> None:
+        """Free everything of a request that was put and not fetched. Unknown ids are no error."""
+
+    @abstractmethod
+    def health(self) -> Mapping[str, Any]:
+        """Return facts such as `in_flight` (payloads) and `bytes_in_flight`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release every resource. May be called twice."""
+
+
+@dataclass(frozen=True)
+class ConnectorEntry:
+    """One connector that a plugin offers (hook `omni_connectors`)."""
+
+    name: str
+    """Class name as written in deploy files: `SharedMemoryConnector`."""
+    target: str
+    """Target of the `Connector` subclass."""
+    options: str | None = None
+    """Target of a pydantic model that checks the keys of `extra`; None accepts no keys but those of the stream policy."""
+    description: str = ""
+    cross_host: bool = False

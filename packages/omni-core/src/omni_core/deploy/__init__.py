@@ -1,0 +1,1 @@
+"""Deploy configuration: read, merge, resolve."""

@@ -1,0 +1,45 @@
+"""What users put in and get out: requests and outputs of the Python API and of the server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from omni_core.payload import Payload
+
+
+@dataclass(frozen=True)
+class OmniRequest:
+    """One request on its way through a pipeline."""
+
+    request_id: str
+    """Unique in this server, whatever the client calls it."""
+    inputs: Payload
+    """Inputs of the entry stage."""
+    sampling: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    """Effective sampling parameters by stage id."""
+    timeout_s: float = 600.0
+    """Seconds until the request fails with DeadlineError, from its start."""
+
+
+@dataclass(frozen=True)
+class OmniOutput:
+    """One piece of a request's answer."""
+
+    request_id: str
+    stage_id: int
+    type: str
+    """`audio`, `text`, `image`, `latent`, `token_ids`."""
+    data: Any
+    """audio: float32 array [samples, channels]; text: str; token_ids: list of int; otherwise an array."""
+    tensors: Mapping[str, Any] = field(default_factory=dict)
+    """Everything the stage sent with it, by name."""
+    sample_rate: int | None = None
+    """Hz, for audio."""
+    finished: bool = False
+    """Whether this is the last piece of the whole request."""
+    finish_reason: str | None = None
+    """`stop` (the model ended) or `length` (the limit was reached), on the last piece."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """On the last piece: `frames`, `prompt_tokens`, `ttfa_s`, `duration_s` where they are known."""

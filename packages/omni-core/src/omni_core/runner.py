@@ -1,0 +1,180 @@
+"""What runs inside a stage's process: the interface of runners, and the records they take and give.
+
+Two runners come with core: `engine.ar_runner` (vLLM, token by token) and `engine.light_runner` (models that turn chunks into
+chunks). A plugin chooses another one through the hook `omni_stage_runner`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from omni_core.payload import Payload
+
+if TYPE_CHECKING:
+    from omni_core.stage import ResolvedStage
+
+
+@dataclass(frozen=True)
+class StageInput:
+    """What begins a request in a stage."""
+
+    request_id: str
+    inputs: Payload
+    """The request's own inputs for an entry stage; empty for a stage that is fed by others."""
+    sampling: Mapping[str, Any]
+    """Effective sampling parameters of this stage, constraints applied."""
+    streaming: bool = False
+    """Whether payloads follow by `push`. If not, `inputs` is all there is."""
+
+
+@dataclass
+class StageOutput:
+    """What a stage made since its last output for a request."""
+
+    tensors: dict[str, Any] = field(default_factory=dict)
+    """New rows by name, dimension 0 first: `codes` [n, Q], `audio` [n, channels] float32."""
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    finished: bool = False
+    finish_reason: str | None = None
+    """`stop`, `length` or None."""
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+class StageRunner(ABC):
+    """Run one stage in its own process, for many requests at once. All methods are called on one asyncio loop."""
+
+    def __init__(self, stage: ResolvedStage, replica: int = 0) -> None:
+        self.stage = stage
+        self.replica = replica
+
+    @abstractmethod
+    async def start(self) -> Mapping[str, Any]:
+        """Load the model and return facts for the log, such as `parameters`."""
+
+    @abstractmethod
+    def run(self, request: StageInput) -> AsyncIterator[StageOutput]:
+        """Yield a request's outputs; the last one has `finished`. Closing the iterator aborts the request.
+
+        Raises:
+            RequestError: The request cannot work; others go on.
+            StageDeadError: The engine is gone; the process ends.
+        """
+
+    @abstractmethod
+    async def push(self, request_id: str, payload: Payload, final: bool) -> None:
+        """Give a running request its next payload; return when the stage has taken it. Unknown ids are ignored."""
+
+    @abstractmethod
+    async def abort(self, request_id: str) -> None:
+        """Stop a request and free what it holds. Unknown ids are ignored."""
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """Stop the engine and release what it holds."""
+
+    async def check(self) -> None:
+        """Raise StageDeadError if the engine cannot work any more."""
+        return
+
+
+@dataclass(frozen=True)
+class RunnerEntry:
+    """What runs a stage (hook `omni_stage_runner`)."""
+
+    name: str
+    target: str
+    """Target of the `StageRunner` subclass."""
+    preload: tuple[str, ...] = ()
+    """Modules that the fork server imports once, so that stage processes of this kind start fast."""
+
+
+@dataclass(frozen=True)
+class EngineInput:
+    """What an `InputProcessor` makes of a payload for an AR engine."""
+
+    prompt_token_ids: Sequence[int]
+    """Real ids, or placeholders for models that compute their inputs: their number is the prompt's length."""
+    model_inputs: Payload = field(default_factory=dict)
+    """Handed to the model's `omni_begin` in the engine's process."""
+    rows: Any = None
+    """First rows for models with gated inputs: array [n, H]."""
+    final: bool = True
+    """Whether all rows are there."""
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """Sampling parameters that follow from the input; they go below the request's own."""
+    handoff: Payload = field(default_factory=dict)
+    """What the next hand-over function needs to know of this input, such as reference codes."""
+
+
+class InputProcessor(Protocol):
+    """Turn incoming payloads into engine inputs. Made once for each stage process and called in a worker thread."""
+
+    def __init__(self, stage: ResolvedStage) -> None: ...
+
+    def __call__(self, payload: Payload, sampling: Mapping[str, Any]) -> EngineInput:
+        """Return the engine's input.
+
+        Raises:
+            RequestError: The payload cannot be used.
+        """
+        ...
+
+
+@dataclass
+class Handoff:
+    """One request's hand-over along one edge, in the producer's process; passed to the pipeline's hand-over functions."""
+
+    request_id: str
+    inputs: Payload
+    """`EngineInput.handoff` of this request."""
+    options: Mapping[str, Any]
+    """The edge's stream policy: the keys of the connector's `extra` that the transport does not own (CN-04)."""
+    state: dict[str, Any] = field(default_factory=dict)
+    """The function's own memory for this request."""
+
+
+@dataclass
+class LightChunk:
+    """One request's next payload, as a `LightModel` sees it."""
+
+    request_id: str
+    state: Any
+    payload: Payload
+    final: bool
+
+
+class LightModel(ABC):
+    """A model that turns chunks into chunks, with a state for each request. Called from one thread, under inference mode."""
+
+    sample_rate: int | None = None
+    """Hz, for models whose output is audio."""
+    channels: int = 1
+
+    @classmethod
+    @abstractmethod
+    def load(cls, stage: ResolvedStage) -> LightModel:
+        """Load the weights.
+
+        Raises:
+            ConfigError: The checkpoint lacks what the model needs; the message names the file.
+        """
+
+    @abstractmethod
+    def begin(self, request_id: str, sampling: Mapping[str, Any]) -> Any:
+        """Return a fresh state."""
+
+    def group(self, chunk: LightChunk) -> Hashable:
+        """Return a key; chunks with equal keys may share one `step`."""
+        return None
+
+    @abstractmethod
+    def step(self, chunks: Sequence[LightChunk]) -> Sequence[Mapping[str, Any]]:
+        """Return each chunk's output tensors, in order. States are changed in place, and only if the whole step succeeds."""
+
+    def end(self, state: Any) -> None:
+        """Free what a state holds; called once, also after an abort."""
+        return

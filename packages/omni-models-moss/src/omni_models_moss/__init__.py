@@ -1,0 +1,1 @@
+"""MOSS-TTS models as plugins for Omni."""

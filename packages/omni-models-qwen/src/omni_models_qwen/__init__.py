@@ -1,0 +1,1 @@
+"""Qwen speech and omni models as plugins for Omni."""
