@@ -71,6 +71,8 @@ class ModelCapabilities:
     """The model has `omni_begin`, `omni_embed` and `omni_end`: its input embeddings are a function of (slot, position)."""
     gated_inputs: bool = False
     """Rows arrive while the request runs (`omni_ingest`); a position is not computed before its row is there."""
+    row_width: int = 0
+    """Width of the rows of gated inputs; 0 means that of the model's input embeddings."""
     mtp: MtpCapability | None = None
     returns_tuple: bool = False
     """`forward` returns (hidden, captured)."""

@@ -155,6 +155,8 @@ class PipelineConfig:
     supports_duplex_mrv2: bool = False
     endpoint_restrictions: tuple[tuple[str, str], ...] = ()
     stage_cli_aliases: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    single_stage_streams: bool = False
+    """Whether the one stage of this pipeline emits chunks itself, so that `async_chunk` is not forced off for it (DY-06)."""
     speech: str | None = None
     """Target of the pipeline's `SpeechAdapter` (`omni_core.speech`); set for pipelines that speak a given text."""
 

@@ -10,7 +10,7 @@ class TinyModelEntry:
     """One kind of tiny checkpoint that a plugin can build (hook `omni_tiny_models`)."""
 
     name: str
-    """What the user types: `qwen3_tts`."""
+    """What the user types: `omni tiny NAME DIR`."""
     summary: str
     target: str
     """Target of a function `(folder: Path, variant: str, seed: int) -> None`."""

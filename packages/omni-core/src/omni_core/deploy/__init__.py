@@ -1,1 +1,6 @@
-"""Deploy configuration: read, merge, resolve."""
+"""Deploy configuration: from files, flags and overrides to resolved stages.
+
+Read in this order: `tree` (values that know where they came from), `reader` (YAML to tree), `files` (which files), `schema`
+and `keys` (what may be written), `merge`, `layers` (platform, flags, overrides on top), `stages`, `connectors`, `devices`
+(one stage, one edge, its devices), `resolve` (all of it).
+"""

@@ -1,0 +1,382 @@
+"""The Python API: `AsyncOmni` for asyncio programs and the server, `Omni` for scripts."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import sys
+import threading
+import uuid
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+
+from omni_core.deploy.resolve import resolve_deployment
+from omni_core.engine.orchestrator import DRAIN_TIMEOUT_S, INIT_TIMEOUT_S, STAGE_INIT_TIMEOUT_S, Orchestrator
+from omni_core.errors import DependencyError, OmniError, RequestError, ServiceError
+from omni_core.payload import Payload
+from omni_core.platforms import Platform, current_platform
+from omni_core.plugins import plugin_manager
+from omni_core.request import OmniOutput, OmniRequest, OmniResult
+from omni_core.results import join_results
+from omni_core.sampling import apply_constraints, check_sampling, merge_sampling
+from omni_core.speech import SpeechAdapter, SpeechPrompt
+from omni_core.stage import ResolvedPipeline, ResolvedStage
+from omni_core.suggest import way_out
+from omni_core.target import load_target
+
+if TYPE_CHECKING:
+    from omni_core.plugins import PluginManager
+
+REQUEST_TIMEOUT_S = 600.0
+MAX_PROMPTS_UNDER_WAY = 64
+"""`Omni.generate` begins a further prompt when one of so many has ended, so that deadlines count from a prompt's own begin."""
+
+Prompt = SpeechPrompt | Mapping[str, Any] | str
+"""A speech prompt, its fields by name, or its text alone; for pipelines that do not speak, the raw inputs."""
+SamplingParams = Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None
+"""One mapping for each stage in order, None for a stage that keeps its defaults; or one mapping for a one-stage pipeline."""
+
+T = TypeVar("T")
+
+
+class AsyncOmni:
+    """A pipeline with its stage processes. Use it as `async with AsyncOmni(model) as omni:`, or call `start` and `close`.
+
+    Args:
+        model: A checkpoint's folder, or its name on the Hugging Face Hub.
+        deploy_config: Deploy files, later ones on top; by default the one that belongs to the pipeline.
+        stage_overrides: Settings by stage id, such as `{1: {"max_num_seqs": 4}}`.
+        stage_init_timeout: Seconds that one stage may take to start.
+        init_timeout: Seconds that the whole start may take.
+        manager: Plugins; by default those that are installed.
+        platform: Device platform or its name; by default the one that is detected.
+        **flags: Settings for all stages, named as the flags of `omni serve`.
+
+    Raises:
+        ConfigError: A setting cannot be used. Nothing has been started.
+        DependencyError: A package that a stage needs is not installed. Nothing has been started.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        deploy_config: str | Path | Sequence[str | Path] | None = None,
+        stage_overrides: Mapping[Any, Any] | str | None = None,
+        stage_init_timeout: float = STAGE_INIT_TIMEOUT_S,
+        init_timeout: float = INIT_TIMEOUT_S,
+        manager: PluginManager | None = None,
+        platform: Platform | str | None = None,
+        **flags: Any,
+    ) -> None:
+        resolved = resolve_deployment(
+            model,
+            deploy_config=deploy_config,
+            flags=flags,
+            stage_overrides=stage_overrides,
+            manager=manager,
+            platform=platform,
+        )
+        self._use(resolved, stage_init_timeout, init_timeout, platform if isinstance(platform, Platform) else None)
+
+    @classmethod
+    def from_resolved(
+        cls,
+        resolved: ResolvedPipeline,
+        *,
+        stage_init_timeout: float = STAGE_INIT_TIMEOUT_S,
+        init_timeout: float = INIT_TIMEOUT_S,
+        platform: Platform | None = None,
+    ) -> Self:
+        """Return the pipeline of a deployment that is resolved already."""
+        omni = cls.__new__(cls)
+        omni._use(resolved, stage_init_timeout, init_timeout, platform)
+        return omni
+
+    def _use(
+        self,
+        resolved: ResolvedPipeline,
+        stage_init_timeout: float,
+        init_timeout: float,
+        platform: Platform | None,
+    ) -> None:
+        for stage in resolved.stages:
+            _check_dependencies(stage)
+        self.pipeline = resolved
+        self.speech = _speech_adapter(resolved)
+        """The pipeline's adapter; None for pipelines that do not speak."""
+        self._orchestrator = Orchestrator(
+            resolved,
+            platform=platform or current_platform(plugin_manager(), resolved.platform),
+            stage_init_timeout_s=stage_init_timeout,
+            init_timeout_s=init_timeout,
+        )
+        self._orchestrator.prepare()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close(0 if any(exc) else DRAIN_TIMEOUT_S)
+
+    async def start(self) -> None:
+        """Start every stage.
+
+        Raises:
+            StageStartError: A stage did not become ready; nothing is left of the others.
+        """
+        await self._orchestrator.start()
+
+    async def close(self, drain_timeout_s: float = DRAIN_TIMEOUT_S) -> None:
+        """Let running requests finish for a while, then stop every stage. May be called twice."""
+        await self._orchestrator.stop(drain_timeout_s)
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        *,
+        sampling_params_list: SamplingParams = None,
+        request_id: str | None = None,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+    ) -> AsyncIterator[OmniOutput]:
+        """Yield a prompt's outputs as they are made; the last one has `finished`. Closing the iterator aborts the request.
+
+        Args:
+            prompt: What to make.
+            sampling_params_list: Sampling parameters for this request, over those of the deploy file.
+            request_id: Name of the request, for `abort` and in the outputs; need not be unique.
+            timeout_s: Seconds until the request fails.
+
+        Raises:
+            RequestError: The prompt or a parameter cannot be used; `param` names it.
+            ServiceError: The pipeline failed (StageDeadError, DeadlineError and OverloadedError are such).
+        """
+        request = self._request(prompt, sampling_params_list, request_id or f"omni-{uuid.uuid4().hex[:16]}", timeout_s)
+        outputs = self._orchestrator.submit(request)
+        try:
+            async for output in outputs:
+                yield output
+        finally:
+            await cast("Any", outputs).aclose()
+
+    def abort(self, request_id: str) -> bool:
+        """End every running request with this id; return whether there was one."""
+        return self._orchestrator.abort(request_id)
+
+    def health(self) -> Mapping[str, Any]:
+        """Return `healthy`, the number of running `requests`, and the state of each of the `stages`."""
+        return self._orchestrator.health()
+
+    def _request(self, prompt: Prompt, sampling: SamplingParams, request_id: str, timeout_s: float) -> OmniRequest:
+        inputs: Payload
+        prepared: Mapping[int, Mapping[str, Any]] = {}
+        if self.speech is not None:
+            speech = self.speech.prepare(as_speech_prompt(prompt))
+            inputs, prepared = speech.inputs, speech.sampling
+        elif isinstance(prompt, Mapping):
+            inputs = prompt
+        else:
+            name = self.pipeline.config.model_type
+            raise RequestError(f"pipeline {name!r} takes its inputs as a mapping", hint="pass a dict", param="prompt")
+        return OmniRequest(request_id, inputs, effective_sampling(self.pipeline, prepared, sampling), timeout_s=timeout_s)
+
+
+def as_speech_prompt(prompt: Prompt) -> SpeechPrompt:
+    """Return a prompt as a SpeechPrompt; a mapping has its fields by name, a string is its text.
+
+    Raises:
+        RequestError: A name is unknown, or there is no text.
+    """
+    if isinstance(prompt, SpeechPrompt):
+        return prompt
+    if isinstance(prompt, str):
+        return SpeechPrompt(prompt)
+    known = [item.name for item in fields(SpeechPrompt)]
+    for name in prompt:
+        if name not in known:
+            raise RequestError(f"a speech prompt has no field {name!r}", param=str(name), hint=way_out(name, known, "fields"))
+    if not isinstance(prompt.get("text"), str):
+        raise RequestError("a speech prompt needs `text`, a string", param="text", hint="pass {'text': ...}")
+    values = dict(prompt)
+    if isinstance(values.get("speaker_embedding"), list):
+        values["speaker_embedding"] = tuple(values["speaker_embedding"])
+    return SpeechPrompt(**values)
+
+
+def effective_sampling(
+    pipeline: ResolvedPipeline, prepared: Mapping[int, Mapping[str, Any]], requested: SamplingParams
+) -> dict[int, dict[str, Any]]:
+    """Return each stage's sampling parameters: the deployment's, the prompt's, then the request's, constraints on top.
+
+    Raises:
+        RequestError: There is not exactly one entry for each stage (SM-05), or a parameter cannot be used.
+    """
+    count = len(pipeline.stages)
+    if isinstance(requested, Mapping):
+        if count != 1:
+            raise RequestError(
+                f"one mapping of sampling parameters is given, but the pipeline has {count} stages",
+                param="sampling_params_list",
+                hint="pass a list with one mapping for each stage",
+            )
+        requested = [requested]
+    if requested is not None and (isinstance(requested, str) or len(requested) != count):
+        raise RequestError(
+            f"sampling_params_list has {len(requested)} entries, but the pipeline has {count} stages",
+            param="sampling_params_list",
+            hint="pass one mapping for each stage, {} for a stage that keeps its defaults",
+        )
+    found = {}
+    for index, stage in enumerate(pipeline.stages):
+        asked = (requested[index] if requested is not None else None) or {}
+        where = f"sampling_params_list[{index}]"
+        if not isinstance(asked, Mapping):
+            raise RequestError("it is no mapping", where=where, param="sampling_params_list", hint="pass a dict")
+        check_sampling(asked, where=where)
+        merged = merge_sampling(stage.sampling, prepared.get(stage.stage_id), asked)
+        found[stage.stage_id] = apply_constraints(merged, stage.topology.sampling_constraints)
+    return found
+
+
+def _speech_adapter(resolved: ResolvedPipeline) -> SpeechAdapter | None:
+    if resolved.config.speech is None:
+        return None
+    from omni_core.model_info import read_model_info
+
+    adapter = cast("type[SpeechAdapter]", load_target(resolved.config.speech, where=f"pipeline {resolved.config.model_type!r}"))
+    return adapter(read_model_info(resolved.model))
+
+
+def _check_dependencies(stage: ResolvedStage) -> None:
+    missing = [name for name in stage.requires if importlib.util.find_spec(name) is None]
+    if not missing:
+        return
+    extra = "cpu" if stage.platform == "cpu" else "vllm"
+    raise DependencyError(
+        f"stage {stage.name} needs {' and '.join(missing)}, not installed here",
+        where=f"stage {stage.name}",
+        hint=f"pip install 'omni-core[{extra}]'",
+    )
+
+
+class Omni:
+    """A pipeline for scripts: the same as AsyncOmni, on a thread of its own. Takes the same arguments and starts at once.
+
+    Use it as `with Omni(model) as omni:`, or call `close` at the end.
+    """
+
+    def __init__(self, model: str | Path, **options: Any) -> None:
+        self._begin(AsyncOmni(model, **options))
+
+    @classmethod
+    def from_resolved(cls, resolved: ResolvedPipeline, **options: Any) -> Self:
+        """Return the pipeline of a deployment that is resolved already."""
+        omni = cls.__new__(cls)
+        omni._begin(AsyncOmni.from_resolved(resolved, **options))
+        return omni
+
+    def _begin(self, omni: AsyncOmni) -> None:
+        self._omni = omni
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="omni", daemon=True)
+        self._thread.start()
+        try:
+            self._run(omni.start())
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params_list: SamplingParams = None,
+        *,
+        use_tqdm: bool = True,
+        return_errors: bool = False,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+    ) -> list[OmniResult]:
+        """Return the results of prompts, in their order.
+
+        Args:
+            prompts: One prompt or several.
+            sampling_params_list: As for AsyncOmni.generate; holds for every prompt.
+            use_tqdm: Whether to show a bar for more than one prompt; it is drawn on a terminal only.
+            return_errors: Give a failed prompt's error in its result. Otherwise the first one is raised when all have ended.
+            timeout_s: Seconds for each prompt, from its begin.
+
+        Raises:
+            OmniError: A prompt failed, and `return_errors` is false.
+        """
+        if isinstance(prompts, (str, Mapping, SpeechPrompt)):
+            prompts = [prompts]
+        results = self._run(self._generate(prompts, sampling_params_list, use_tqdm, timeout_s))
+        failed = next((result.error for result in results if result.error is not None), None)
+        if failed is not None and not return_errors:
+            raise failed
+        return results
+
+    async def _generate(
+        self, prompts: Sequence[Prompt], sampling: SamplingParams, use_tqdm: bool, timeout_s: float
+    ) -> list[OmniResult]:
+        from tqdm import tqdm
+
+        room = asyncio.Semaphore(MAX_PROMPTS_UNDER_WAY)
+        hidden = not use_tqdm or len(prompts) < 2 or not sys.stderr.isatty()
+        with tqdm(total=len(prompts), unit="prompt", disable=hidden) as bar:
+
+            async def one(index: int, prompt: Prompt) -> OmniResult:
+                outputs: list[OmniOutput] = []
+                request_id = str(index)
+                async with room:
+                    try:
+                        async for output in self._omni.generate(
+                            prompt, sampling_params_list=sampling, request_id=request_id, timeout_s=timeout_s
+                        ):
+                            outputs.append(output)  # noqa: PERF401 - what came before an error is thrown away with it
+                    except OmniError as error:
+                        return OmniResult(request_id, error=error)
+                    finally:
+                        bar.update()
+                return join_results(request_id, outputs)
+
+            return list(await asyncio.gather(*(one(index, prompt) for index, prompt in enumerate(prompts))))
+
+    def health(self) -> Mapping[str, Any]:
+        """Return the state of the pipeline and its stages."""
+
+        async def ask() -> Mapping[str, Any]:
+            return self._omni.health()
+
+        return self._run(ask())
+
+    def close(self, drain_timeout_s: float = 0.0) -> None:
+        """Stop every stage. May be called twice."""
+        if self._loop.is_closed():
+            return
+        try:
+            self._run(self._omni.close(drain_timeout_s))
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._loop.is_closed():
+            work.close()
+            raise ServiceError("this Omni is closed", hint="make a new one")
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            # Ctrl-C while waiting: what was asked for is not wanted any more.
+            future.cancel()
+            raise

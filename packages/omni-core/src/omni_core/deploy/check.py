@@ -1,0 +1,43 @@
+"""Validate a tree with a pydantic model and say where each fault was written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from omni_core.deploy.tree import Node
+from omni_core.errors import ConfigError
+
+
+def check_types(model: type[BaseModel], tree: Node, *, name: str = "") -> None:
+    """Check the types and ranges of a tree's values.
+
+    Args:
+        model: What the tree must fit.
+        tree: The values.
+        name: What stands in front of the field in messages, such as `stages.0.`.
+
+    Raises:
+        ConfigError: Values do not fit; the message has one line for each, with its place.
+    """
+    try:
+        model.model_validate(tree.plain())
+    except ValidationError as error:
+        faults = [_describe(fault, tree, name) for fault in error.errors(include_url=False)]
+    else:
+        return
+    faults = list(dict.fromkeys(faults))
+    place, field, text = faults[0]
+    rest = "".join(f"\n  {place}: {text}" for place, _, text in faults[1:])
+    raise ConfigError(f"{text}{rest}", where=place, hint="correct the value", param=field)
+
+
+def _describe(fault: Any, tree: Node, name: str) -> tuple[str, str, str]:
+    path = tree.existing(fault["loc"])  # pydantic names members of unions too
+    node = tree.find(path)
+    field = name + ".".join(map(str, path))
+    shown = repr(node.plain() if fault["type"] != "missing" else None)
+    shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+    message = fault["msg"][:1].lower() + fault["msg"][1:]
+    return node.place, field, f"{field}: {message} (got {shown})"

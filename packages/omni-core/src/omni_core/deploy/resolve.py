@@ -1,0 +1,243 @@
+"""Resolve a deployment: model, deploy files, platform, flags and overrides become one immutable record for each stage.
+
+The layers, from the lowest (PR-01): the base file, the files above it, the platform's section (and what plugins say about the
+platform), the flags that the user typed, the overrides of single stages. What a pipeline fixes beats all of them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from omni_core.deploy.connectors import resolve_edges
+from omni_core.deploy.devices import check_devices
+from omni_core.deploy.files import Bundle, Deployment, read_bundled, read_deployment
+from omni_core.deploy.keys import DEPLOY_ONLY
+from omni_core.deploy.merge import merge
+from omni_core.deploy.modes import Streaming, resolve_model_runner, resolve_session_mode, resolve_streaming
+from omni_core.deploy.overrides import check_stage_ids, flag_trees, override_trees, parse_stage_overrides, split_flat_overrides
+from omni_core.deploy.platform_layer import apply_platform
+from omni_core.deploy.stages import resolve_values, sources_of, stage_fields
+from omni_core.deploy.tree import Node
+from omni_core.errors import ConfigError, DependencyError
+from omni_core.model_info import ModelInfo, read_model_info
+from omni_core.pipeline import PipelineConfig, StagePipelineConfig
+from omni_core.platforms import Platform, current_platform
+from omni_core.plugins import PluginManager, plugin_manager
+from omni_core.registry import architectures, resolve_pipeline
+from omni_core.stage import ResolvedEdge, ResolvedPipeline, ResolvedStage, Source
+from omni_core.target import find_module
+
+logger = logging.getLogger(__name__)
+
+
+def resolve_deployment(
+    model: str | Path | ModelInfo,
+    *,
+    deploy_config: str | Path | Sequence[str | Path] | None = None,
+    flags: Mapping[str, Any] | None = None,
+    stage_overrides: Mapping[Any, Any] | str | None = None,
+    manager: PluginManager | None = None,
+    platform: str | Platform | None = None,
+) -> ResolvedPipeline:
+    """Return everything that is needed to start a model's stages; no process is started and no weight is read.
+
+    Args:
+        model: Checkpoint folder or repository name; a repository's weights are fetched last, once everything is in order.
+            A ModelInfo is taken as it is.
+        deploy_config: Deploy files by path or bundled name, later ones on top; by default the pipeline's own.
+        flags: Flags that the user gave, by field name; None means not given. `stage_N_FIELD` is an override of stage N.
+        stage_overrides: Fields by stage id, as JSON or a mapping; they beat flags.
+        manager: The plugins; by default those of this process.
+        platform: The platform or its name; by default the detected one.
+
+    Raises:
+        ConfigError: Anything that the user wrote cannot be used.
+        DependencyError: A package that is needed is not there.
+    """
+    manager = manager or plugin_manager()
+    given, flat = split_flat_overrides(flags or {})
+    overrides = parse_stage_overrides(stage_overrides)
+    for stage_id, fields in flat.items():
+        overrides[stage_id] = {**fields, **overrides.get(stage_id, {})}
+    revision = given.pop("revision", None)
+    info = model if isinstance(model, ModelInfo) else read_model_info(model, revision=revision, weights=False)
+    running = platform if isinstance(platform, Platform) else current_platform(manager, platform)
+    pipeline, deployment = _choose(info, _names(deploy_config), manager)
+    plan = _lay(pipeline, deployment, running, given, overrides, manager)
+    resolved = _Resolver(info, plan, running, manager).resolve(deployment.files)
+    manager.collect("omni_config_resolved", passing=(ConfigError, DependencyError), stages=resolved.stages)
+    if not isinstance(model, ModelInfo) and not Path(model).expanduser().is_dir():
+        read_model_info(model, revision=revision)
+    return resolved
+
+
+def _names(deploy_config: str | Path | Sequence[str | Path] | None) -> list[str]:
+    if deploy_config is None:
+        return []
+    return list(map(str, [deploy_config] if isinstance(deploy_config, (str, Path)) else deploy_config))
+
+
+def _choose(model: ModelInfo, names: list[str], manager: PluginManager) -> tuple[PipelineConfig, Deployment]:
+    """Choose the pipeline and read the deploy files: the named ones, or else the pipeline's default (RG-04, RG-13)."""
+    bundle = Bundle(manager)
+    deployment = read_deployment(names, bundle)
+    node = deployment.tree.get("pipeline")
+    key, where = (None, "") if node is None else (str(node.value), node.place)
+    pipeline = resolve_pipeline(model, manager, key=key, where=where).record
+    if not names and pipeline.default_deploy_config_name is not None:
+        deployment = read_bundled(pipeline.default_deploy_config_name, bundle, pipeline=pipeline.model_type)
+    return pipeline, deployment
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """All layers of a deployment on top of each other."""
+
+    pipeline: PipelineConfig
+    deploy: Node
+    """Top-level fields."""
+    stages: Mapping[int, Node]
+    """Each stage's fields."""
+
+
+def _lay(
+    pipeline: PipelineConfig,
+    deployment: Deployment,
+    platform: Platform,
+    flags: Mapping[str, Any],
+    overrides: Mapping[int, Mapping[str, Any]],
+    manager: PluginManager,
+) -> _Plan:
+    _check_ids(deployment.tree, pipeline)
+    sections = deployment.tree.get("platforms")
+    for _, section in sections.items() if sections is not None else ():
+        _check_ids(section, pipeline)
+    deploy = apply_platform(deployment.tree, platform, pipeline, manager)
+    _check_ids(deploy, pipeline)
+    top_flags, stage_flags = flag_trees(flags, pipeline)
+    stage_overrides = override_trees(overrides, pipeline)
+    deploy = merge(deploy, top_flags)
+    stages = {
+        stage.stage_id: stage_fields(stage, deploy, stage_flags[stage.stage_id], stage_overrides.get(stage.stage_id))
+        for stage in pipeline.stages
+    }
+    return _Plan(pipeline, deploy, stages)
+
+
+def _check_ids(section: Node, pipeline: PipelineConfig) -> None:
+    """Check that every entry of `stages` is about a stage of the pipeline (SF-02)."""
+    entries = section.get("stages")
+    for stage_id, node in entries.items() if entries is not None else ():
+        check_stage_ids({int(stage_id): node}, pipeline, where=node.place)
+
+
+class _Resolver:
+    """Turn a plan into records."""
+
+    def __init__(self, model: ModelInfo, plan: _Plan, platform: Platform, manager: PluginManager) -> None:
+        self._model = model
+        self._plan = plan
+        self._platform = platform
+        self._manager = manager
+        self._classes = architectures(manager)
+
+    def resolve(self, files: tuple[str, ...]) -> ResolvedPipeline:
+        """Return the resolved pipeline."""
+        plan, pipeline = self._plan, self._plan.pipeline
+        session_mode, mode_source = resolve_session_mode(pipeline, plan.deploy)
+        streaming = resolve_streaming(pipeline, plan.deploy, plan.stages)
+        edges = resolve_edges(pipeline, plan.deploy, plan.stages, streaming.producers(pipeline), self._manager)
+        self._check_targets()
+        stages = tuple(self._stage(stage, streaming, edges, session_mode) for stage in pipeline.stages)
+        values, sources = self._deploy_values()
+        return ResolvedPipeline(
+            config=pipeline,
+            model=str(self._model.path),
+            stages=stages,
+            async_chunk=streaming.enabled,
+            platform=self._platform.name,
+            files=files,
+            values={"session_mode": session_mode, **values},
+            sources={"async_chunk": streaming.source, "session_mode": mode_source, **sources},
+        )
+
+    def _stage(
+        self, topology: StagePipelineConfig, streaming: Streaming, edges: tuple[ResolvedEdge, ...], session_mode: str
+    ) -> ResolvedStage:
+        plan, stage_id = self._plan, topology.stage_id
+        fields = plan.stages[stage_id]
+        values = resolve_values(topology, fields)
+        check_devices(topology, values.devices, values.num_replicas, values.engine_args, values.sources)
+        runner, runner_source = resolve_model_runner(plan.pipeline, topology, plan.deploy, fields, session_mode)
+        own_chunks = fields.get("async_chunk")
+        values.sources["model_runner"] = runner_source
+        values.sources["async_chunk"] = streaming.source if own_chunks is None else own_chunks.source
+        architecture = plan.pipeline.architecture(stage_id) or next(iter(self._model.architectures), "")
+        stage = ResolvedStage(
+            pipeline=plan.pipeline.model_type,
+            topology=topology,
+            model=self._checkpoint(topology, values.engine_args),
+            architecture=architecture,
+            architecture_target=self._classes.get(architecture),
+            runner="",
+            platform=self._platform.name,
+            model_runner="v2" if runner == "v2" else "v1",
+            async_chunk=streaming.stages[stage_id],
+            devices=values.devices,
+            num_replicas=values.num_replicas,
+            env=values.env,
+            engine_args=values.engine_args,
+            sampling=values.sampling,
+            inputs=tuple(edge for edge in edges if edge.to_stage == stage_id),
+            outputs=tuple(edge for edge in edges if edge.from_stage == stage_id),
+            sources=values.sources,
+        )
+        return self._choose_runner(stage)
+
+    def _checkpoint(self, topology: StagePipelineConfig, engine_args: dict[str, Any]) -> str:
+        """Return the folder of a stage's checkpoint, which a stage's own `model` argument replaces."""
+        own = engine_args.pop("model", None)
+        return str(self._model.path) if own is None else str(read_model_info(own).path)
+
+    def _choose_runner(self, stage: ResolvedStage) -> ResolvedStage:
+        chosen = self._manager.first("omni_stage_runner", stage=stage, platform=self._platform)
+        if chosen is None:
+            raise ConfigError(
+                f"nothing runs stage {stage.name} of type {stage.topology.execution_type} on {self._platform.name}",
+                hint="install a plugin that offers a runner for it (omni plugins --hook omni_stage_runner)",
+            )
+        entry = chosen[1]
+        return replace(stage, runner=entry.target, preload=tuple(entry.preload), requires=tuple(entry.requires))
+
+    def _check_targets(self) -> None:
+        """Check that the module of every target can be found, so that a typo ends the start at once (PC-08)."""
+        pipeline = self._plan.pipeline
+        for stage in pipeline.stages:
+            for name, target in stage.targets.items():
+                find_module(target, where=f"pipeline {pipeline.model_type!r}, stage {stage.stage_id}, {name}")
+        for name in ("speech", "duplex_plugin"):
+            if (target := getattr(pipeline, name)) is not None:
+                find_module(target, where=f"pipeline {pipeline.model_type!r}, {name}")
+
+    def _deploy_values(self) -> tuple[dict[str, Any], dict[str, Source]]:
+        """Return the top-level fields that no stage's engine takes, and the stage fields that the server reads."""
+        values: dict[str, Any] = {}
+        sources: dict[str, Source] = {}
+        for name in sorted((DEPLOY_ONLY | {"duplex_session", "edges"}) - {"async_chunk"}):
+            if (node := self._plan.deploy.get(name)) is not None:
+                values[name] = node.plain()
+                sources.update(sources_of(name, node))
+        for fields in self._plan.stages.values():
+            if (node := fields.get("tts_max_instructions_length")) is not None:
+                values["tts_max_instructions_length"] = node.plain()
+                sources["tts_max_instructions_length"] = node.source
+        folder = values.get("custom_voice_dir")
+        if folder is not None and not Path(folder).expanduser().is_dir():
+            raise ConfigError(
+                f"custom_voice_dir {folder} is no folder", where=sources["custom_voice_dir"].place, hint="correct the path"
+            )
+        return values, sources
