@@ -63,8 +63,11 @@ class Connector(ABC):
     """Move payloads along one edge, in order, each exactly once.
 
     The sender's `put` returns a handle of a few bytes; the handle travels with the control message to the consumer's process,
-    whose connector turns it back into the payload with `get`. Calls come from one thread for each end. No call waits longer
-    than its `timeout_s`.
+    whose connector turns it back into the payload with `get`. Many requests share an edge. Calls of `put` and of `get` come
+    from one thread for each end; `cleanup`, `health` and `close` may come from another one meanwhile. No call waits longer
+    than its `timeout_s`. After `close`, `put` and `get` raise ConnectorError.
+
+    `omni_core.testing.connector_suite` holds the tests that every connector passes.
     """
 
     def __init__(self, edge: ConnectorEdge, options: Mapping[str, Any]) -> None:
@@ -73,23 +76,31 @@ class Connector(ABC):
 
     @abstractmethod
     def put(self, request_id: str, sequence: int, payload: Payload, timeout_s: float) -> bytes:
-        """Make a payload available to the consumer and return its handle.
+        """Make a payload available to the consumer and return its handle. The payload may be changed afterwards.
 
         Raises:
             ConnectorFull, PayloadTooLarge, StoreGone: As named.
+            PeerGone: There is no room, and nobody is left who would make some.
         """
 
     @abstractmethod
     def get(self, handle: bytes, timeout_s: float) -> dict[str, Any]:
         """Return the payload of a handle and free what carried it.
 
+        The arrays are the caller's own: they can be written, and nothing that happens at the other end changes them.
+
         Raises:
-            PayloadNotReady, PeerGone, StoreGone: As named.
+            PayloadNotReady: It is not there by the deadline, or never will be: it was fetched or cleaned up before.
+            PeerGone, StoreGone: As named.
+            ConnectorError: The handle is not one of this edge.
         """
 
     @abstractmethod
     def cleanup(self, request_id: str) -> None:
-        """Free everything of a request that was put and not fetched. Unknown ids are no error."""
+        """Free everything of a request that was put and not fetched, also what a `put` under way is writing.
+
+        Called at either end, perhaps at both. Unknown ids are no error.
+        """
 
     @abstractmethod
     def health(self) -> Mapping[str, Any]:

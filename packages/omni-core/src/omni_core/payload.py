@@ -2,11 +2,14 @@
 
 No pickle: a header in msgpack names each array's dtype and shape, and the arrays' bytes follow, each at a multiple of 64.
 Tensors of torch are taken as they are (CPU) and come back as numpy arrays, or as tensors where numpy has no such dtype.
+The bytes come from another process, so nothing in the header is believed before it was held against the buffer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -18,7 +21,21 @@ Payload = Mapping[str, Any]
 """Names to numpy arrays, torch tensors, None, bool, int, float, str, bytes, and lists and mappings of these."""
 
 _ALIGN = 64
-_TORCH_ONLY = frozenset({"bfloat16", "float8_e4m3fn", "float8_e5m2"})
+_SIZE_BYTES = 8
+_KINDS = "biufcSUVmM"
+"""Kinds of numpy dtypes whose values are plain bytes."""
+_PLAIN_DTYPE = re.compile(rf"[<>|=][{_KINDS}][0-9]{{1,10}}(\[\w+\])?", re.ASCII)
+_MAX_DIMS = 64
+_TORCH_ONLY = {
+    "bfloat16": 2,
+    "complex32": 4,
+    "float8_e4m3fn": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2": 1,
+    "float8_e5m2fnuz": 1,
+    "float8_e8m0fnu": 1,
+}
+"""Dtypes that only torch has, with their size in bytes."""
 
 
 class _Array(msgspec.Struct, array_like=True, frozen=True):
@@ -34,43 +51,65 @@ class _Header(msgspec.Struct, array_like=True, frozen=True):
 
 
 class EncodedPayload:
-    """A payload as a header and a list of buffers that are not copied until they are written."""
+    """A payload as a header and a list of buffers that are not copied until they are written.
+
+    Raises:
+        ServiceError: The payload holds something that cannot travel; the message names its place.
+    """
 
     def __init__(self, payload: Payload) -> None:
         self.buffers: list[tuple[int, memoryview]] = []
         self._arrays: list[_Array] = []
         self._size = 0
-        values = self._take(payload)
-        self.header = msgspec.msgpack.encode(_Header(values, tuple(self._arrays)))
-        self._body = _aligned(8 + len(self.header))
+        if not isinstance(payload, Mapping):
+            raise ServiceError(f"a payload must be a mapping, not a {type(payload).__name__}")
+        try:
+            values = self._take(payload, "payload")
+            self.header = msgspec.msgpack.encode(_Header(values, tuple(self._arrays)))
+        except RecursionError:
+            raise ServiceError("a payload is nested too deeply", hint="make it flatter; it must not contain itself") from None
+        except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
+            raise ServiceError(f"a payload cannot be encoded: {error}", hint="integers must fit into 64 bits") from error
+        self._body = _aligned(_SIZE_BYTES + len(self.header))
         self.nbytes = self._body + self._size
 
-    def _take(self, value: Any) -> Any:
+    def _take(self, value: Any, place: str) -> Any:
         if isinstance(value, Mapping):
-            return {"m": {str(key): self._take(item) for key, item in value.items()}}
+            return {"m": {_key(key, place): self._take(item, f"{place}.{key}") for key, item in value.items()}}
         if isinstance(value, (list, tuple)):
-            return [self._take(item) for item in value]
+            return [self._take(item, f"{place}[{index}]") for index, item in enumerate(value)]
         if value is None or isinstance(value, (bool, int, float, str, bytes)):
             return value
         if isinstance(value, np.generic):
-            return value.item()
-        return {"a": self._take_array(value)}
+            plain = value.item()
+            if type(plain) in (bool, int, float, str, bytes):
+                return plain
+            value = np.asarray(value)
+        try:
+            dtype, shape, raw = _as_bytes(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ServiceError(f"{place} cannot travel in a payload: {error}") from error
+        return {"a": self._add(dtype, shape, raw)}
 
-    def _take_array(self, value: Any) -> int:
-        dtype, shape, raw = _as_bytes(value)
+    def _add(self, dtype: str, shape: tuple[int, ...], raw: memoryview) -> int:
         offset = _aligned(self._size)
         self._arrays.append(_Array(dtype, shape, offset, raw.nbytes))
         self.buffers.append((offset, raw))
         self._size = offset + raw.nbytes
         return len(self._arrays) - 1
 
+    def pieces(self) -> Iterator[tuple[int, bytes | memoryview]]:
+        """Yield (offset, bytes) of everything that has to be written; the gaps between hold nothing."""
+        yield 0, len(self.header).to_bytes(_SIZE_BYTES, "little") + self.header
+        for offset, raw in self.buffers:
+            if raw.nbytes:
+                yield self._body + offset, raw
+
     def write_into(self, target: memoryview) -> None:
         """Write the payload into `target`, which has at least `nbytes` bytes."""
-        target[:8] = len(self.header).to_bytes(8, "little")
-        target[8 : 8 + len(self.header)] = self.header
-        for offset, raw in self.buffers:
-            start = self._body + offset
-            target[start : start + raw.nbytes] = raw
+        assert target.nbytes >= self.nbytes
+        for offset, piece in self.pieces():
+            target[offset : offset + len(piece)] = piece
 
     def to_bytes(self) -> bytes:
         """Return the payload as one bytes object."""
@@ -80,7 +119,11 @@ class EncodedPayload:
 
 
 def encode_payload(payload: Payload) -> bytes:
-    """Return a payload as bytes."""
+    """Return a payload as bytes.
+
+    Raises:
+        ServiceError: The payload holds something that cannot travel; the message names its place.
+    """
     return EncodedPayload(payload).to_bytes()
 
 
@@ -88,35 +131,56 @@ def decode_payload(data: bytes | bytearray | memoryview) -> dict[str, Any]:
     """Return the payload in `data`; its arrays are views of `data`, read-only where `data` is.
 
     Raises:
-        ServiceError: The bytes are no payload or are cut short.
+        ServiceError: The bytes are not exactly one payload.
     """
-    view = memoryview(data)
+    view = memoryview(data).cast("B")
     try:
-        size = int.from_bytes(view[:8], "little")
-        header = msgspec.msgpack.decode(view[8 : 8 + size], type=_Header)
-        body = view[_aligned(8 + size) :]
-        arrays = [_from_bytes(spec, body[spec.offset : spec.offset + spec.size]) for spec in header.arrays]
-    except (msgspec.DecodeError, ValueError, TypeError) as error:
-        raise ServiceError(f"{view.nbytes} bytes are not a whole payload: {error}") from error
-    found = _restore(header.values, arrays)
+        if view.nbytes < _SIZE_BYTES:
+            raise ValueError("the header is missing")
+        size = int.from_bytes(view[:_SIZE_BYTES], "little")
+        if size > view.nbytes - _SIZE_BYTES:
+            raise ValueError(f"the header claims {size} bytes")
+        header = msgspec.msgpack.decode(view[_SIZE_BYTES : _SIZE_BYTES + size], type=_Header)
+        body = view[_aligned(_SIZE_BYTES + size) :]
+        end = max((spec.offset + spec.size for spec in header.arrays), default=0)
+        if _aligned(_SIZE_BYTES + size) + end != view.nbytes:
+            raise ValueError(f"the arrays claim {end} bytes of {body.nbytes}")
+        arrays = [_from_bytes(spec, body) for spec in header.arrays]
+        found = _restore(header.values, arrays)
+    except (msgspec.MsgspecError, ValueError, TypeError, RuntimeError, OverflowError) as error:
+        # RuntimeError is torch's for a shape that it cannot make, and RecursionError is one.
+        raise ServiceError(f"{view.nbytes} bytes are not one whole payload: {error}") from error
     if not isinstance(found, dict):
         raise ServiceError("a payload must be a mapping")
     return found
+
+
+def _key(key: object, place: str) -> str:
+    if not isinstance(key, str):
+        raise ServiceError(f"{place} has the key {key!r}", hint="names in a payload are strings")
+    return key
 
 
 def _restore(value: Any, arrays: Sequence[Any]) -> Any:
     if isinstance(value, list):
         return [_restore(item, arrays) for item in value]
     if isinstance(value, dict):
-        if "a" in value:
-            return arrays[value["a"]]
-        return {key: _restore(item, arrays) for key, item in value["m"].items()}
-    return value
+        if len(value) != 1:
+            raise ValueError("a node of the header has more than one entry")
+        ((kind, content),) = value.items()
+        if kind == "a" and type(content) is int and 0 <= content < len(arrays):
+            return arrays[content]
+        if kind == "m" and isinstance(content, dict) and all(isinstance(key, str) for key in content):
+            return {key: _restore(item, arrays) for key, item in content.items()}
+        raise ValueError(f"the header has an unknown node {kind!r}")
+    if value is None or isinstance(value, (bool, int, float, str, bytes)):
+        return value
+    raise ValueError(f"the header holds a {type(value).__name__}")
 
 
 def _as_bytes(value: Any) -> tuple[str, tuple[int, ...], memoryview]:
     if hasattr(value, "detach"):
-        tensor = value.detach().cpu().contiguous()
+        tensor = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
         name = str(tensor.dtype).removeprefix("torch.")
         if name in _TORCH_ONLY:
             import torch
@@ -124,9 +188,11 @@ def _as_bytes(value: Any) -> tuple[str, tuple[int, ...], memoryview]:
             return name, tuple(tensor.shape), _flat(tensor.reshape(-1).view(torch.uint8).numpy())
         value = tensor.numpy()
     if not isinstance(value, np.ndarray):
-        raise TypeError(f"a payload cannot carry a {type(value).__name__}")
-    if value.dtype.hasobject:
-        raise TypeError("a payload cannot carry an array of Python objects")
+        raise TypeError(f"it is a {type(value).__name__}")
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError("it is a masked array, whose mask would be lost")
+    if not _PLAIN_DTYPE.fullmatch(value.dtype.str) or not value.dtype.itemsize or np.dtype(value.dtype.str) != value.dtype:
+        raise TypeError(f"its dtype {value.dtype} is not a plain one")
     return value.dtype.str, tuple(value.shape), _flat(value)
 
 
@@ -134,19 +200,45 @@ def _flat(array: np.ndarray[Any, Any]) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
 
 
-def _from_bytes(spec: _Array, raw: memoryview) -> Any:
-    if raw.nbytes != spec.size:
-        raise ValueError(f"an array of {spec.size} bytes has {raw.nbytes}")
-    if spec.dtype in _TORCH_ONLY:
-        import torch
+def _from_bytes(spec: _Array, body: memoryview) -> Any:
+    torch_itemsize = _TORCH_ONLY.get(spec.dtype)
+    dtype = None if torch_itemsize else _plain_dtype(spec.dtype)
+    itemsize = torch_itemsize or (dtype.itemsize if dtype is not None else 0)
+    if len(spec.shape) > _MAX_DIMS or any(length < 0 for length in spec.shape):
+        raise ValueError(f"an array has {len(spec.shape)} dimensions, or one below 0")
+    if math.prod(spec.shape) * itemsize != spec.size:
+        raise ValueError(f"an array of shape {spec.shape} and dtype {spec.dtype} has {spec.size} bytes")
+    if spec.offset < 0 or spec.offset % _ALIGN or spec.offset + spec.size > body.nbytes:
+        raise ValueError(f"an array lies at {spec.offset}, outside of the {body.nbytes} bytes")
+    raw = body[spec.offset : spec.offset + spec.size]
+    if dtype is None:
+        return _torch_array(spec, raw)
+    if not spec.size:
+        return np.empty(spec.shape, dtype)
+    array = np.frombuffer(raw, dtype=dtype).reshape(spec.shape)
+    return array if array.flags.aligned else array.copy()
 
-        dtype = getattr(torch, spec.dtype)
-        return (
-            torch.frombuffer(bytearray(raw), dtype=dtype).reshape(spec.shape)
-            if raw.nbytes
-            else torch.empty(spec.shape, dtype=dtype)
-        )
-    return np.frombuffer(raw, dtype=np.dtype(spec.dtype)).reshape(spec.shape)
+
+def _plain_dtype(name: str) -> np.dtype[Any]:
+    if not _PLAIN_DTYPE.fullmatch(name):
+        raise ValueError(f"{name[:40]!r} is not a plain dtype")
+    dtype = np.dtype(name)
+    if not dtype.itemsize or dtype.str != name:
+        raise ValueError(f"{name!r} is not a plain dtype")
+    return dtype
+
+
+def _torch_array(spec: _Array, raw: memoryview) -> Any:
+    try:
+        import torch
+    except ImportError as error:
+        raise ServiceError(f"an array has the dtype {spec.dtype}", hint="install torch to read it") from error
+    dtype = getattr(torch, spec.dtype)
+    if not spec.size:
+        return torch.empty(spec.shape, dtype=dtype)
+    # torch warns of memory that it may not write; its tensors have no read-only form.
+    memory = bytearray(raw) if raw.readonly else raw
+    return torch.frombuffer(memory, dtype=dtype).reshape(spec.shape)
 
 
 def _aligned(size: int) -> int:

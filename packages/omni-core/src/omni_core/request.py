@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omni_core.payload import Payload
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from omni_core.errors import OmniError
 
 
 @dataclass(frozen=True)
@@ -19,6 +24,8 @@ class OmniRequest:
     """Inputs of the entry stage."""
     sampling: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     """Effective sampling parameters by stage id."""
+    outputs: frozenset[int] = frozenset()
+    """Final stages whose output is wanted; empty means all. Stages that none of them needs do not see the request."""
     timeout_s: float = 600.0
     """Seconds until the request fails with DeadlineError, from its start."""
 
@@ -43,3 +50,22 @@ class OmniOutput:
     """`stop` (the model ended) or `length` (the limit was reached), on the last piece."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """On the last piece: `frames`, `prompt_tokens`, `ttfa_s`, `duration_s` where they are known."""
+
+
+@dataclass(frozen=True)
+class OmniResult:
+    """A request's whole answer: its outputs joined."""
+
+    request_id: str
+    audio: np.ndarray[Any, Any] | None = None
+    """float32 [samples, channels], where the pipeline makes audio."""
+    sample_rate: int | None = None
+    """Hz, for audio."""
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    tensors: Mapping[str, Any] = field(default_factory=dict)
+    """Everything else the final stages sent, joined along dimension 0."""
+    finish_reason: str | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    error: OmniError | None = None
+    """Why there is no answer; only where the caller asked for errors in place."""

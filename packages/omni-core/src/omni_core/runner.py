@@ -42,6 +42,8 @@ class StageOutput:
     finish_reason: str | None = None
     """`stop`, `length` or None."""
     metrics: dict[str, float] = field(default_factory=dict)
+    handoff: Payload = field(default_factory=dict)
+    """`EngineInput.handoff`, on a request's first output; passed to the hand-over functions as `Handoff.inputs`."""
 
 
 class StageRunner(ABC):
@@ -58,6 +60,8 @@ class StageRunner(ABC):
     @abstractmethod
     def run(self, request: StageInput) -> AsyncIterator[StageOutput]:
         """Yield a request's outputs; the last one has `finished`. Closing the iterator aborts the request.
+
+        From the iterator's first step on, before it first waits, `push` knows the request.
 
         Raises:
             RequestError: The request cannot work; others go on.
@@ -90,6 +94,8 @@ class RunnerEntry:
     """Target of the `StageRunner` subclass."""
     preload: tuple[str, ...] = ()
     """Modules that the fork server imports once, so that stage processes of this kind start fast."""
+    requires: tuple[str, ...] = ()
+    """Modules that must be installed, such as `vllm`; checked before any process starts."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +179,10 @@ class LightModel(ABC):
 
     @abstractmethod
     def step(self, chunks: Sequence[LightChunk]) -> Sequence[Mapping[str, Any]]:
-        """Return each chunk's output tensors, in order. States are changed in place, and only if the whole step succeeds."""
+        """Return each chunk's output tensors, in order. States are changed in place, and only if the whole step succeeds.
+
+        The payload of a final chunk may be empty: then the end of the request is all it says.
+        """
 
     def end(self, state: Any) -> None:
         """Free what a state holds; called once, also after an abort."""

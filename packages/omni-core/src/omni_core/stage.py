@@ -51,6 +51,8 @@ class ResolvedStage:
     runner: str
     """Target of the StageRunner."""
     preload: tuple[str, ...] = ()
+    requires: tuple[str, ...] = ()
+    """Modules that must be installed for the runner (`RunnerEntry.requires`)."""
     platform: str = "cpu"
     model_runner: Literal["v1", "v2"] = "v1"
     async_chunk: bool = False
@@ -91,3 +93,5 @@ class ResolvedPipeline:
     """The deploy files that were read, the most specific first."""
     values: Mapping[str, Any] = field(default_factory=dict)
     """Deploy-level values that no single stage owns, such as `custom_voice_dir`."""
+    sources: Mapping[str, Source] = field(default_factory=dict)
+    """Where `async_chunk` and each of these values came from."""

@@ -1,0 +1,128 @@
+"""The engine core's process: forked from our fork server where there is one, watched, and able to say why it could not start.
+
+`CoreContext` stands in for the multiprocessing context that vLLM would choose. Runs in the stage host, `_run_core` in the core.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Mapping
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.connection import Connection
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from omni_core.engine.vllm_bridge import engine_utils
+from omni_core.engine.watch import watch_from_environment
+
+
+def core_context(platform: str) -> BaseContext:
+    """Return the context from which engine cores of a platform start.
+
+    CUDA does not survive a fork. Elsewhere it is the fork server: the one this process came from, or one of its own.
+    """
+    if platform == "cuda":
+        return multiprocessing.get_context("spawn")
+    server: Any = forkserver._forkserver  # type: ignore[attr-defined]
+    if server.get_inherited_fds() is not None and server._forkserver_pid is None:
+        # The documentation promises that children use their parent's fork server, but ensure_running starts another one,
+        # because only the process that launched it knows its pid. All that a client needs is inherited.
+        server.ensure_running = resource_tracker.ensure_running
+    return multiprocessing.get_context("forkserver")
+
+
+class CoreContext:
+    """A context whose processes are engine cores.
+
+    Args:
+        context: Where processes come from.
+        environment: Set in the core before anything else; a forked core has the fork server's environment, not ours.
+        models: Architectures and targets of model classes to register there.
+    """
+
+    def __init__(self, context: BaseContext, environment: Mapping[str, str], models: Mapping[str, str]) -> None:
+        self._context = context
+        self._environment = dict(environment)
+        self._models = dict(models)
+        self._reports: list[tuple[Connection, Connection]] = []
+        self.processes: list[BaseProcess] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    def Process(self, *, target: Callable[..., Any], name: str, kwargs: Mapping[str, Any]) -> BaseProcess:
+        """Return a process that is not started yet."""
+        reader, writer = self._context.Pipe(duplex=False)
+        self._reports.append((reader, writer))
+        arguments = (target, dict(kwargs), {**os.environ, **self._environment}, self._models, writer)
+        process: BaseProcess = self._context.Process(target=_run_core, name=name, args=arguments)  # type: ignore[attr-defined]
+        self.processes.append(process)
+        return process
+
+    def failure(self) -> str:
+        """Return what the core said before it died, empty if it said nothing."""
+        for reader, writer in self._reports:
+            # Our copy of the writing end; with it open the end of the core's would not be seen.
+            writer.close()
+            with contextlib.suppress(EOFError, OSError):
+                if reader.poll(1.0):
+                    return str(reader.recv())
+        return ""
+
+    def kill(self) -> None:
+        """Kill the core at once."""
+        for process in self.processes:
+            if process.pid is not None:
+                process.kill()
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Let vLLM start its engine cores here."""
+        original = engine_utils.get_mp_context
+        engine_utils.get_mp_context = lambda: self
+        try:
+            yield
+        finally:
+            engine_utils.get_mp_context = original
+
+
+def _run_core(
+    target: Callable[..., Any],
+    kwargs: dict[str, Any],
+    environment: dict[str, str],
+    models: dict[str, str],
+    report: Connection,
+) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    watch_from_environment()
+    try:
+        _prepare(models)
+        target(**kwargs)
+    except Exception as error:
+        with contextlib.suppress(OSError):  # nobody listens any more
+            report.send(_root_cause(error))
+        raise
+    finally:
+        report.close()
+
+
+def _prepare(models: Mapping[str, str]) -> None:
+    import torch
+
+    from omni_core.engine.ar.model_class import load_model_class
+    from omni_core.engine.vllm_plugin import register
+
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    register()
+    for architecture, target in models.items():
+        load_model_class(architecture, target, where=f"architecture {architecture}")
+
+
+def _root_cause(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,99 @@
+"""The start and the end of a stage's engine, both bounded in time. Runs in the stage host."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from omni_core.capabilities import ModelCapabilities
+from omni_core.engine.ar import client
+from omni_core.engine.ar.checkpoint import check_checkpoint
+from omni_core.engine.ar.core_process import CoreContext, core_context
+from omni_core.engine.ar.engine_args import build_engine_args, checkpoint_folder, engine_environment
+from omni_core.engine.ar.model_class import capabilities_of, load_model_class
+from omni_core.engine.vllm_bridge import AsyncLLM
+from omni_core.engine.vllm_plugin import register
+from omni_core.errors import ConfigError, OmniError, StageStartError
+from omni_core.stage import ResolvedStage
+
+INIT_TIMEOUT_ENV = "OMNI_STAGE_INIT_TIMEOUT"
+_DEFAULT_INIT_TIMEOUT_S = 300.0
+
+
+@dataclass
+class Launched:
+    """A running engine."""
+
+    llm: Any
+    """vLLM's AsyncLLM."""
+    capabilities: ModelCapabilities
+    context: CoreContext
+    rows: dict[str, client.Rows]
+
+    async def stop(self, timeout_s: float) -> None:
+        """Stop the engine; kill its process if it has not ended by the deadline."""
+        ended = asyncio.get_running_loop().run_in_executor(None, self.llm.shutdown, timeout_s)
+        done, _ = await asyncio.wait({ended}, timeout=timeout_s + 2)
+        if not done:
+            self.context.kill()
+            await asyncio.wait({ended}, timeout=2)
+
+
+async def launch(stage: ResolvedStage) -> Launched:
+    """Start a stage's engine.
+
+    Raises:
+        StageStartError: It did not become ready, with the engine core's own reason where it gave one.
+        ConfigError, DependencyError: The configuration or the model class cannot be used.
+    """
+    where = f"stage {stage.name}"
+    timeout = float(os.environ.get(INIT_TIMEOUT_ENV, _DEFAULT_INIT_TIMEOUT_S))
+    check_checkpoint(checkpoint_folder(stage), where=where)
+    environment = engine_environment(stage)
+    os.environ.update(environment)
+    models = {stage.architecture: stage.architecture_target} if stage.architecture_target else {}
+    context = CoreContext(core_context(stage.platform), environment, models)
+    starting = asyncio.get_running_loop().run_in_executor(None, _construct, stage, context)
+    done, _ = await asyncio.wait({starting}, timeout=timeout)
+    if not done:
+        context.kill()
+        # The core is gone, so the constructor comes back at once; where it hangs before it has a core, the host ends with us.
+        await asyncio.wait({starting}, timeout=5)
+        raise StageStartError(
+            f"the engine was not ready after {timeout:g} s",
+            where=where,
+            hint=f"raise {INIT_TIMEOUT_ENV} or see the log",
+        )
+    llm, capabilities = starting.result()
+    # Asked here once: a request would ask the core otherwise, and an answer that a dead core owes never comes.
+    async with asyncio.timeout(timeout):
+        await llm.get_supported_tasks()
+    return Launched(llm, capabilities, context, client.install(llm))
+
+
+def _construct(stage: ResolvedStage, context: CoreContext) -> tuple[Any, ModelCapabilities]:
+    where = f"stage {stage.name}"
+    register()
+    capabilities = ModelCapabilities()
+    if stage.architecture_target is not None:
+        capabilities = capabilities_of(load_model_class(stage.architecture, stage.architecture_target, where=where))
+    args = build_engine_args(stage, capabilities)
+    try:
+        config = args.create_engine_config()
+    except (ValueError, TypeError, OSError, KeyError) as error:
+        raise ConfigError(f"vLLM refuses the configuration: {error}", where=where, hint="correct the deploy file") from error
+    try:
+        with context.installed():
+            llm = AsyncLLM.from_vllm_config(
+                config, enable_log_requests=args.enable_log_requests, disable_log_stats=args.disable_log_stats
+            )
+    except OmniError:
+        raise
+    except Exception as error:  # whatever vLLM raises here, the stage has not started
+        reason = context.failure() or f"{type(error).__name__}: {error}"
+        raise StageStartError(
+            f"the engine did not start: {reason}", where=where, hint=f"see the stage's log; the checkpoint is {stage.model}"
+        ) from error
+    return llm, capabilities

@@ -1,0 +1,316 @@
+"""The runner of AR stages: one vLLM engine for a stage replica. Runs in the stage host; the engine core is its child.
+
+What the next hand-over function needs of a request's input (`EngineInput.handoff`) leaves on the request's first output, as
+`StageOutput.handoff`. A request that is aborted ends without a last output.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from omni_core.capabilities import ModelCapabilities
+from omni_core.engine.ar import client, requests
+from omni_core.engine.ar.engine_args import tokenizer_folder
+from omni_core.engine.ar.launch import Launched, launch
+from omni_core.engine.ar.wire import Extra
+from omni_core.engine.vllm_bridge import EngineDeadError, VLLMClientError, tokens_input
+from omni_core.errors import ConfigError, OmniError, RequestError, ServiceError, StageDeadError
+from omni_core.payload import Payload, encode_payload
+from omni_core.pipeline import OutputType, parse_output_type
+from omni_core.runner import EngineInput, InputProcessor, StageInput, StageOutput, StageRunner
+from omni_core.stage import ResolvedStage
+from omni_core.target import load_target
+
+logger = logging.getLogger(__name__)
+
+_STOP_TIMEOUT_S = 10.0
+
+
+@dataclass
+class _Live:
+    """One request in this stage."""
+
+    request: StageInput
+    opened: asyncio.Future[EngineInput]
+    """The input that opens the engine's request; for streaming inputs it is set by the first push."""
+    engine_id: str = ""
+    """vLLM's own id, once the engine has the request."""
+    collector: Any = None
+    rows: client.Rows = field(default_factory=list)
+    backlog: list[tuple[Any, bool]] = field(default_factory=list)
+    """Pushed rows that wait for the engine's request to be open."""
+    error: OmniError | None = None
+    """A fault in a push, raised by `run`."""
+    is_begun: bool = False
+    is_final: bool = False
+    is_aborted: bool = False
+
+
+class ArRunner(StageRunner):
+    """Run a stage on vLLM, token by token."""
+
+    def __init__(self, stage: ResolvedStage, replica: int = 0) -> None:
+        super().__init__(stage, replica)
+        self._where = f"stage {stage.name}"
+        self._launched: Launched | None = None
+        self._processor: InputProcessor | None = None
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="omni-input")
+        self._live: dict[str, _Live] = {}
+        makes_text = OutputType.TEXT in parse_output_type(stage.topology.engine_output_type)
+        self._is_text = makes_text and tokenizer_folder(stage) is not None
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> Mapping[str, Any]:
+        """Load the model and return facts for the log.
+
+        Raises:
+            StageStartError: The engine did not become ready, with its own reason where it gave one.
+            ConfigError, DependencyError: The configuration or the model class cannot be used.
+        """
+        began = time.monotonic()
+        self._launched = await launch(self.stage)
+        if self._launched.capabilities.computes_inputs:
+            self._is_text = False
+        self._processor = await asyncio.get_running_loop().run_in_executor(self._worker, self._load_processor)
+        config = self._launched.llm.vllm_config
+        return {
+            "seconds": round(time.monotonic() - began, 2),
+            "max_model_len": config.model_config.max_model_len,
+            "max_num_seqs": config.scheduler_config.max_num_seqs,
+            "model_runner": self.stage.model_runner,
+            "core_pids": [process.pid for process in self._launched.context.processes],
+        }
+
+    def _load_processor(self) -> InputProcessor | None:
+        topology = self.stage.topology
+        target = topology.custom_process_input_func
+        if not self.stage.async_chunk and topology.sync_process_input_func:
+            target = topology.sync_process_input_func
+        if target is None:
+            return None
+        kind = load_target(target, where=self._where)
+        if not callable(kind):
+            raise ConfigError(f"{target!r} is no InputProcessor", where=self._where, hint="name a class")
+        processor: InputProcessor = kind(self.stage)
+        return processor
+
+    async def check(self) -> None:
+        """Raise StageDeadError if the engine is dead."""
+        if self._launched is not None and self._launched.llm.errored:
+            raise self._dead()
+
+    async def stop(self) -> None:
+        """Stop the engine; after ten seconds its process is killed."""
+        launched, self._launched = self._launched, None
+        self._worker.shutdown(wait=False, cancel_futures=True)
+        if launched is not None:
+            await launched.stop(_STOP_TIMEOUT_S)
+
+    def _dead(self) -> StageDeadError:
+        return StageDeadError("the engine is dead", where=self._where, hint="see the stage's log; restart the server")
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    async def run(self, request: StageInput) -> AsyncIterator[StageOutput]:
+        """Yield a request's outputs. Closing the iterator aborts the request.
+
+        Raises:
+            RequestError: The input cannot be used or does not fit.
+            StageDeadError: The engine is dead.
+        """
+        live = _Live(request, asyncio.get_running_loop().create_future())
+        if request.request_id in self._live:
+            raise RequestError(f"request {request.request_id!r} is running already", where=self._where, hint="use a new id")
+        self._live[request.request_id] = live
+        try:
+            made = await (live.opened if request.streaming else self._make_input(request.inputs, request.sampling))
+            if not live.is_aborted:
+                await self._open(live, made)
+            if not live.is_aborted:
+                async for output in self._outputs(live, made):
+                    yield output
+        except EngineDeadError as error:
+            raise self._dead() from error
+        except asyncio.CancelledError:
+            if not live.is_aborted:
+                raise
+        finally:
+            await self._close(live)
+
+    async def _make_input(self, payload: Payload, sampling: Mapping[str, Any]) -> EngineInput:
+        if self._processor is None:
+            return await self._plain_input(payload)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._worker, self._processor, payload, sampling)
+        except OmniError:
+            raise
+        except Exception as error:  # a plugin's code may raise anything; it costs this request alone
+            logger.exception("the input processor of %s failed", self._where)
+            raise ServiceError(f"the input processor failed: {error!r}", where=self._where) from error
+
+    async def _plain_input(self, payload: Payload) -> EngineInput:
+        ids = payload.get("prompt_token_ids")
+        if ids is not None:
+            return EngineInput(prompt_token_ids=[int(token) for token in ids])
+        text = payload.get("prompt")
+        tokenizer = self._engine.renderer.tokenizer
+        if not isinstance(text, str) or tokenizer is None:
+            raise RequestError(
+                "the input has neither prompt_token_ids nor a prompt that can be tokenized",
+                where=self._where,
+                param="prompt",
+                hint="send prompt_token_ids" if tokenizer is None else "send prompt or prompt_token_ids",
+            )
+        encoded = await asyncio.get_running_loop().run_in_executor(self._worker, tokenizer.encode, text)
+        return EngineInput(prompt_token_ids=encoded)
+
+    async def _open(self, live: _Live, made: EngineInput) -> None:
+        request = live.request
+        own = request.sampling
+        ids = list(made.prompt_token_ids)
+        sampling = requests.effective_sampling(self.stage, own, made.sampling)
+        requests.limit_tokens(self.stage, sampling, own, len(ids), self._engine.model_config.max_model_len)
+        extra: Extra | None = None
+        if self._capabilities.computes_inputs:
+            extra = {"inputs": encode_payload(made.model_inputs), "gated": self._capabilities.gated_inputs}
+        params = requests.sampling_params(self.stage, sampling, extra, text=self._is_text)
+        first = self._rows(made.rows) if made.rows is not None else None
+        first_is_all = live.is_final and not live.backlog
+        llm = self._engine
+        try:
+            live.collector = await llm.add_request(request.request_id, tokens_input(ids), params)
+        except VLLMClientError as error:
+            raise RequestError(str(error), where=self._where, hint="correct the request") from error
+        live.engine_id = live.collector.request_id
+        live.rows = self._require().rows.setdefault(live.engine_id, [])
+        if self._capabilities.gated_inputs:
+            live.backlog.insert(0, (first, not request.streaming or first_is_all))
+            while live.backlog:
+                await self._send(live, *live.backlog[0])
+                del live.backlog[0]
+        if live.error is not None:
+            raise live.error
+
+    async def _outputs(self, live: _Live, made: EngineInput) -> AsyncIterator[StageOutput]:
+        mtp = self._capabilities.mtp
+        generated = 0
+        handoff = dict(made.handoff)
+        finished = False
+        while not finished:
+            found = live.collector.get_nowait() or await live.collector.get()
+            answer = found.outputs[0]
+            finished = bool(found.finished)
+            if finished and answer.finish_reason not in ("stop", "length"):
+                if live.is_aborted:
+                    return
+                raise ServiceError(f"the engine ended the request: {answer.finish_reason}", where=self._where)
+            tokens = list(answer.token_ids)
+            generated += len(tokens)
+            output = StageOutput(token_ids=tokens, text=answer.text, finished=finished, handoff=handoff)
+            codes = client.take_rows(live.rows)
+            if mtp is not None and codes is not None:
+                output.tensors[mtp.payload_key] = codes
+            if finished:
+                output.finish_reason = answer.finish_reason
+                output.metrics = {"prompt_tokens": len(made.prompt_token_ids), "generated_tokens": generated}
+            handoff = {}
+            yield output
+
+    async def push(self, request_id: str, payload: Payload, final: bool) -> None:
+        """Give a running request its next payload. A fault in it ends that request; unknown ids are ignored.
+
+        The first payload goes through the stage's InputProcessor and opens the engine's request. Later ones are for models
+        with gated inputs and hold `rows`, [n, W], for the positions behind the ones that are there.
+        """
+        live = self._live.get(request_id)
+        if live is None or live.is_final:
+            return
+        try:
+            if not live.is_begun:
+                live.is_begun = True
+                live.is_final = final
+                made = await self._make_input(payload, live.request.sampling)
+                if not live.opened.done():
+                    live.opened.set_result(made)
+            elif rows := self._later_rows(payload, final):
+                live.is_final = final
+                await self._send_or_keep(live, *rows)
+        except OmniError as error:
+            self._fail(live, error)
+        except EngineDeadError as error:
+            raise self._dead() from error
+
+    def _later_rows(self, payload: Payload, final: bool) -> tuple[Any, bool] | None:
+        if self._capabilities.gated_inputs:
+            rows = payload.get("rows")
+            return (None if rows is None else self._rows(rows)), final
+        if payload:
+            raise RequestError("this model takes one payload for each request", where=self._where, hint="send it whole")
+        return None
+
+    async def _send_or_keep(self, live: _Live, rows: Any, final: bool) -> None:
+        if live.engine_id and not live.backlog:
+            await self._send(live, rows, final)
+        else:
+            live.backlog.append((rows, final))
+
+    def _rows(self, rows: Any) -> Any:
+        config = self._engine.model_config
+        width = self._capabilities.row_width or config.get_inputs_embeds_size()
+        return requests.checked_rows(self.stage, rows, width, config.dtype)
+
+    async def _send(self, live: _Live, rows: Any, final: bool) -> None:
+        if rows is None and not final:
+            return
+        await self._engine.engine_core.add_request_async(client.push_request(live.engine_id, rows, final))
+
+    def _fail(self, live: _Live, error: OmniError) -> None:
+        live.is_final = True
+        live.error = error
+        if live.collector is not None:
+            live.collector.put(error)
+        elif not live.opened.done():
+            live.opened.set_exception(error)
+
+    async def abort(self, request_id: str) -> None:
+        """Stop a request and free what it holds, in the engine too. Unknown ids are ignored."""
+        live = self._live.get(request_id)
+        if live is None or live.is_aborted:
+            return
+        live.is_aborted = True
+        if not live.opened.done():
+            live.opened.cancel()
+        await self._close(live)
+
+    async def _close(self, live: _Live) -> None:
+        if self._live.get(live.request.request_id) is live:
+            del self._live[live.request.request_id]
+        launched = self._launched
+        if not live.engine_id or launched is None:
+            return
+        launched.rows.pop(live.engine_id, None)
+        if not launched.llm.errored:
+            # A request that has ended is no longer known there, and nothing happens.
+            await launched.llm.abort(live.engine_id, internal=True)
+
+    # -- shorthands ------------------------------------------------------------------------------------------------
+
+    def _require(self) -> Launched:
+        if self._launched is None:
+            raise self._dead()
+        return self._launched
+
+    @property
+    def _engine(self) -> Any:
+        return self._require().llm
+
+    @property
+    def _capabilities(self) -> ModelCapabilities:
+        return self._require().capabilities

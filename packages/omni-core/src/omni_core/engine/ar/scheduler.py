@@ -1,0 +1,127 @@
+"""The scheduler of an AR engine: holds positions back until their rows are there, and packs each step's codes.
+
+Runs in the engine core. A request is gated if its model takes rows while it runs; for all others nothing is added to a step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from omni_core.engine.ar.wire import CODES, ROWS, RowBatch, extra_of, pack
+from omni_core.engine.vllm_bridge import AsyncScheduler, PauseState, Scheduler, envs
+
+_UNLIMITED = 1 << 30
+
+
+@dataclass
+class _Ledger:
+    """The rows of one gated request."""
+
+    received: int = 0
+    final: bool = False
+    pending: list[torch.Tensor] = field(default_factory=list)
+    """Rows that the worker does not have yet."""
+    delivered: int = 0
+    told_final: bool = False
+
+    def take(self) -> RowBatch | None:
+        if not self.pending and self.told_final == self.final:
+            return None
+        batch = RowBatch(start=self.delivered, rows=self.pending, final=self.final)
+        self.pending, self.delivered, self.told_final = [], self.received, self.final
+        return batch
+
+
+class GatedScheduling:
+    """Mixin over vLLM's schedulers. Every override is named in `vllm_bridge.TOUCHED["Scheduler"]`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._ledgers: dict[str, _Ledger] = {}
+        self._holders: set[str] = set()
+        self._max_holders: int = self.scheduler_config.max_num_seqs  # type: ignore[attr-defined]
+        self._slice_size = int(envs.VLLM_V1_OUTPUT_PROC_CHUNK_SIZE)
+
+    def add_request(self, request: Any) -> None:
+        """Queue a request, or take rows for one that is live; rows for one that is gone are dropped."""
+        extra = extra_of(request.sampling_params)
+        if not extra.get("push"):
+            if extra.get("gated"):
+                self._ledgers[request.request_id] = _Ledger()
+            super().add_request(request)  # type: ignore[misc]
+            return
+        ledger = self._ledgers.get(request.request_id)
+        if ledger is None:
+            return
+        rows = request.prompt_embeds
+        if rows is not None and len(rows):
+            ledger.pending.append(rows)
+            ledger.received += len(rows)
+        ledger.final |= bool(extra.get("final"))
+
+    def _left(self, request: Any, computed: int) -> int:
+        ledger = self._ledgers.get(request.request_id)
+        return _UNLIMITED if ledger is None or ledger.final else ledger.received - computed
+
+    def _reserve_prefill_lookahead(self, request: Any, num_computed_tokens: int, num_new_tokens: int) -> int:
+        allowed = super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)  # type: ignore[misc]
+        return max(0, min(allowed, self._left(request, num_computed_tokens)))
+
+    def _handle_blocked_waiting_request(self, request: Any) -> bool:
+        # A preempted request keeps its slot in the worker, so that newcomers may not take more than the rest.
+        request_id = request.request_id
+        if request_id not in self._holders and len(self._holders) >= self._max_holders:
+            return False
+        if self._left(request, request.num_computed_tokens) <= 0:
+            return False
+        if not super()._handle_blocked_waiting_request(request):  # type: ignore[misc]
+            return False
+        self._holders.add(request_id)
+        return True
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        """Return vLLM's decision with the new rows of the requests that run in it."""
+        output = super().schedule(*args, **kwargs)  # type: ignore[misc]
+        if self._ledgers:
+            batches = {
+                request_id: batch
+                for request_id in output.num_scheduled_tokens
+                if (ledger := self._ledgers.get(request_id)) is not None and (batch := ledger.take()) is not None
+            }
+            if batches:
+                setattr(output, ROWS, batches)
+        return output
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        """Return vLLM's outputs, the step's codes packed on the first of each slice."""
+        outputs = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+        codes = getattr(model_runner_output, CODES, None)
+        if codes is not None:
+            for batch in outputs.values():
+                pack(batch.outputs, codes.numpy(), self._slice_size)
+        return outputs
+
+    def has_requests(self) -> bool:
+        """Tell whether there is work. Gated requests without rows are none, so that the core sleeps until a row comes."""
+        if not super().has_requests():  # type: ignore[misc]
+            return False
+        if not self._ledgers or self.has_finished_requests() or self.pause_state != PauseState.UNPAUSED:  # type: ignore[attr-defined]
+            return True
+        requests = self.requests.values()  # type: ignore[attr-defined]
+        return any(self._left(request, request.num_computed_tokens) > 0 for request in requests)
+
+    def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        self._ledgers.pop(request.request_id, None)
+        self._holders.discard(request.request_id)
+        return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
+
+
+class ArScheduler(GatedScheduling, Scheduler):
+    """For engines that schedule a step when the last one is done (CPU)."""
+
+
+class AsyncArScheduler(GatedScheduling, AsyncScheduler):
+    """For engines that schedule a step while the last one runs (CUDA)."""

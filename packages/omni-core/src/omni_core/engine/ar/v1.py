@@ -1,0 +1,57 @@
+"""The adapter for vLLM's first model runner: two overrides, put over the runner's class by the worker.
+
+Runs in the engine core.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from omni_core.engine.ar.state import ArState
+from omni_core.engine.vllm_bridge import AsyncModelRunnerOutput
+
+
+class ArRunnerMixin:
+    """Feed computed inputs and predict frames. Every name used is listed in `vllm_bridge.TOUCHED["GPUModelRunner"]`."""
+
+    omni: ArState
+
+    def _preprocess(self, scheduler_output: Any, num_input_tokens: int, intermediate_tensors: Any = None) -> Any:
+        prepared = super()._preprocess(scheduler_output, num_input_tokens, intermediate_tensors)  # type: ignore[misc]
+        runner: Any = self
+        req_ids = runner.input_batch.req_ids
+        scheduled = scheduler_output.num_scheduled_tokens
+        total = scheduler_output.total_num_scheduled_tokens
+        self.omni.fill_inputs(
+            req_ids,
+            np.fromiter((scheduled[request_id] for request_id in req_ids), dtype=np.int64, count=len(req_ids)),
+            runner.input_batch.num_computed_tokens_cpu[: len(req_ids)].astype(np.int64),
+            runner.positions[:total],
+            runner.input_ids.gpu[:total],
+            runner.inputs_embeds.gpu[:total],
+        )
+        return (None, runner.inputs_embeds.gpu[:num_input_tokens], *prepared[2:])
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        """Sample as vLLM does, then predict the frames of the rows that sampled."""
+        runner: Any = self
+        state = runner.execute_model_state
+        output = super().sample_tokens(grammar_output)  # type: ignore[misc]
+        if state is None:
+            return output
+        hidden = state.sample_hidden_states
+        if isinstance(output, AsyncModelRunnerOutput):
+            # The tokens are still on the device: every row that samples is predicted, ends are dropped on the host.
+            sampled = runner.input_batch.prev_sampled_token_ids[:, 0].long()
+            rows = np.flatnonzero(~runner.discard_request_mask.np[: len(sampled)]).tolist()
+        else:
+            rows = self.omni.sampling_rows(output.sampled_token_ids)
+            sampled = torch.tensor([tokens[0] if tokens else 0 for tokens in output.sampled_token_ids])
+        if len(rows) < len(sampled):
+            index = torch.tensor(rows, dtype=torch.long, device=sampled.device)
+            sampled, hidden = sampled[index], hidden[index]
+        self.omni.after_sampling(rows, sampled, hidden)
+        return output

@@ -1,0 +1,233 @@
+"""The light runner: models that turn chunks into chunks, batched across requests in one worker thread of a stage's process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from omni_core.errors import OmniError, RequestError, ServiceError, StageDeadError, StageStartError
+from omni_core.payload import Payload
+from omni_core.runner import LightChunk, LightModel, StageInput, StageOutput, StageRunner
+from omni_core.stage import ResolvedStage
+from omni_core.target import load_target
+
+logger = logging.getLogger(__name__)
+
+MAX_UNREAD_OUTPUTS = 8
+"""A request with so many outputs that nobody has taken is not computed further."""
+
+Result = Mapping[str, Any] | OmniError
+
+
+@dataclass(eq=False)
+class _Waiting:
+    """One chunk in line."""
+
+    payload: Payload
+    final: bool
+    done: asyncio.Future[None]
+
+
+@dataclass(eq=False)
+class _Request:
+    """One request. The loop owns its lines; the worker thread owns its state."""
+
+    request_id: str
+    sampling: Mapping[str, Any]
+    waiting: deque[_Waiting] = field(default_factory=deque)
+    outputs: asyncio.Queue[StageOutput | OmniError | None] = field(default_factory=asyncio.Queue)
+    begun: bool = False
+    state: Any = None
+
+
+class LightRunner(StageRunner):
+    """Run a `LightModel`: each step computes the next chunk of every request that has one and whose group fits."""
+
+    def __init__(self, stage: ResolvedStage, replica: int = 0) -> None:
+        super().__init__(stage, replica)
+        self._requests: dict[str, _Request] = {}
+        self._wake = asyncio.Event()
+        self._thread = ThreadPoolExecutor(1, f"omni-light-{stage.stage_id}")
+        self._driver: asyncio.Task[None] | None = None
+        self._model: LightModel
+        self._where = f"stage {stage.name}"
+        bound = stage.engine_args.get("decode_batch_max_size") or stage.engine_args.get("max_num_seqs")
+        self._max_batch = int(bound) if bound else sys.maxsize
+
+    async def start(self) -> Mapping[str, Any]:
+        """Load the model; return the sample rate and channels of models that make audio."""
+        self._model = await self._in_worker(self._load)
+        self._driver = asyncio.create_task(self._drive())
+        model = self._model
+        return {"sample_rate": model.sample_rate, "channels": model.channels} if model.sample_rate else {}
+
+    def _load(self) -> LightModel:
+        if self.stage.architecture_target is None:
+            raise StageStartError(f"no plugin offers the architecture {self.stage.architecture!r}", where=self._where)
+        model_class = cast("type[LightModel]", load_target(self.stage.architecture_target, where=self._where))
+        return model_class.load(self.stage)
+
+    async def run(self, request: StageInput) -> AsyncIterator[StageOutput]:
+        """Yield a request's outputs."""
+        found = _Request(request.request_id, request.sampling)
+        self._requests[request.request_id] = found
+        if request.inputs or not request.streaming:
+            self._enqueue(found, request.inputs, not request.streaming)
+        try:
+            while (output := await found.outputs.get()) is not None:
+                self._wake.set()
+                if isinstance(output, OmniError):
+                    raise output
+                yield output
+                if output.finished:
+                    return
+        finally:
+            self._end(found)
+
+    async def push(self, request_id: str, payload: Payload, final: bool) -> None:
+        """Give a request its next chunk; return when it was computed, or the request has ended."""
+        if (found := self._requests.get(request_id)) is not None:
+            await self._enqueue(found, payload, final)
+
+    def _enqueue(self, request: _Request, payload: Payload, final: bool) -> asyncio.Future[None]:
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        request.waiting.append(_Waiting(payload, final, done))
+        self._wake.set()
+        return done
+
+    async def abort(self, request_id: str) -> None:
+        """End a request and its iterator."""
+        if (found := self._requests.get(request_id)) is not None:
+            self._end(found)
+            found.outputs.put_nowait(None)
+
+    def _end(self, request: _Request) -> None:
+        if self._requests.get(request.request_id) is not request:
+            return
+        del self._requests[request.request_id]
+        for chunk in request.waiting:
+            _settle(chunk.done)
+        request.waiting.clear()
+        # Behind the step that may be computing it now: the thread does one thing after the other.
+        self._thread.submit(self._end_state, request)
+
+    async def stop(self) -> None:
+        """End every request and the worker thread."""
+        for request_id in list(self._requests):
+            await self.abort(request_id)
+        if self._driver is not None:
+            self._driver.cancel()
+        await self._in_worker(lambda: None)
+        self._thread.shutdown(wait=False)
+
+    async def check(self) -> None:
+        """Raise StageDeadError if the loop that drives the worker has ended, which only a fault in it can bring about."""
+        if self._driver is not None and self._driver.done():
+            error = None if self._driver.cancelled() else self._driver.exception()
+            raise StageDeadError(f"its batch loop ended: {error!r}", where=self._where)
+
+    async def _in_worker(self, function: Callable[[], Any]) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+
+    # The loop's side of a step
+
+    async def _drive(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            heads = [(request, request.waiting[0]) for request in self._requests.values() if _may_compute(request)]
+            if not heads:
+                continue
+
+            def deliver(request: _Request, chunk: _Waiting, result: Result) -> None:
+                loop.call_soon_threadsafe(self._deliver, request, chunk, result)
+
+            await self._in_worker(lambda heads=heads, deliver=deliver: self._compute(heads, deliver))  # type: ignore[misc]
+            self._wake.set()
+
+    def _deliver(self, request: _Request, chunk: _Waiting, result: Result) -> None:
+        if self._requests.get(request.request_id) is not request:
+            return
+        request.waiting.popleft()
+        if isinstance(result, OmniError):
+            request.outputs.put_nowait(result)
+            self._end(request)
+        else:
+            request.outputs.put_nowait(StageOutput(tensors=dict(result), finished=chunk.final))
+        _settle(chunk.done)
+
+    # The worker thread's side
+
+    def _compute(
+        self, heads: Sequence[tuple[_Request, _Waiting]], deliver: Callable[[_Request, _Waiting, Result], None]
+    ) -> None:
+        groups: dict[Hashable, list[tuple[_Request, _Waiting, LightChunk]]] = {}
+        with _inference():
+            for request, waiting in heads:
+                try:
+                    if not request.begun:
+                        request.state = self._model.begin(request.request_id, request.sampling)
+                        request.begun = True
+                    chunk = LightChunk(request.request_id, request.state, waiting.payload, waiting.final)
+                    groups.setdefault(self._model.group(chunk), []).append((request, waiting, chunk))
+                except Exception as error:  # noqa: BLE001 - a model may raise anything; only this request fails
+                    deliver(request, waiting, self._error(error))
+            for group in groups.values():
+                for start in range(0, len(group), self._max_batch):
+                    batch = group[start : start + self._max_batch]
+                    for (request, waiting, _), result in zip(batch, self._step([c for _, _, c in batch]), strict=True):
+                        deliver(request, waiting, result)
+
+    def _step(self, chunks: list[LightChunk]) -> list[Result]:
+        try:
+            results = self._model.step(chunks)
+            if len(results) != len(chunks):
+                raise ServiceError(f"the model answered {len(chunks)} chunks with {len(results)}", where=self._where)
+        except Exception as error:  # noqa: BLE001 - a model may raise anything; the requests that caused it fail
+            # States are unchanged, so the chunks can be computed one by one, and the others do not pay for one.
+            if len(chunks) == 1:
+                return [self._error(error)]
+            return [result for chunk in chunks for result in self._step([chunk])]
+        return list(results)
+
+    def _error(self, error: Exception) -> OmniError:
+        if isinstance(error, RequestError):
+            return error
+        if isinstance(error, OmniError):
+            return ServiceError(error.message, where=error.where or self._where, hint=error.hint)
+        wrapped = ServiceError(f"{type(error).__name__}: {error}", where=self._where)
+        wrapped.__cause__ = error
+        return wrapped
+
+    def _end_state(self, request: _Request) -> None:
+        if request.begun:
+            request.begun = False
+            state, request.state = request.state, None
+            try:
+                with _inference():
+                    self._model.end(state)
+            except Exception:
+                logger.exception("%s: freeing the state of request %s failed", self._where, request.request_id)
+
+
+def _may_compute(request: _Request) -> bool:
+    return bool(request.waiting) and request.outputs.qsize() < MAX_UNREAD_OUTPUTS
+
+
+def _settle(done: asyncio.Future[None]) -> None:
+    if not done.done():
+        done.set_result(None)
+
+
+def _inference() -> contextlib.AbstractContextManager[Any]:
+    # A model that computes with torch has imported it by now; one that does not needs no torch.
+    torch = sys.modules.get("torch")
+    return torch.inference_mode() if torch is not None else contextlib.nullcontext()

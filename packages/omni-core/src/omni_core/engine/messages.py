@@ -1,0 +1,159 @@
+"""The messages between the orchestrator and its stage hosts: msgspec structs, told apart by their tag.
+
+Messages to a host are `ToHost`, messages from one `FromHost`. Payloads never travel in them, only connector handles; the two
+exceptions are a request's own inputs (`Open`) and what users get (`Output`), both as bytes of `omni_core.payload`.
+"""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+import msgspec
+
+from omni_core.errors import ERROR_CLASSES, OmniError, RequestError, ServiceError
+
+READER = -1
+"""The `to_stage` of a request's caller: outputs have a window like chunks have."""
+
+
+class Fault(msgspec.Struct, frozen=True, array_like=True):
+    """An error as it crosses processes."""
+
+    kind: str
+    """Name of a class in `errors.ERROR_CLASSES`."""
+    message: str
+    where: str = ""
+    hint: str = ""
+    param: str | None = None
+    trace: str = ""
+    """The end of the traceback, for the log and for errors at start."""
+
+    @classmethod
+    def of(cls, error: BaseException, *, where: str = "") -> Fault:
+        """Return an exception as a fault; one that is not ours becomes a ServiceError that names its class."""
+        trace = "".join(traceback.format_exception(error)[-8:])[-4000:]
+        if isinstance(error, OmniError):
+            kind = next(name for k in type(error).__mro__ if (name := k.__name__) in ERROR_CLASSES)
+            return cls(kind, error.message, error.where or where, error.hint, error.param, trace)
+        return cls("ServiceError", f"{type(error).__name__}: {error}", where, "", None, trace)
+
+    def error(self) -> OmniError:
+        """Return the fault as an exception that can be raised."""
+        kind = ERROR_CLASSES.get(self.kind, ServiceError)
+        return kind(self.message, where=self.where, hint=self.hint, param=self.param)
+
+
+def request_fault(error: BaseException, *, where: str) -> Fault:
+    """Return what a request's caller is told: a RequestError as it is, the server's own failures with their place."""
+    if isinstance(error, RequestError):
+        return Fault.of(error)
+    return Fault.of(error, where=where)
+
+
+class Open(msgspec.Struct, frozen=True, tag=True):
+    """Begin a request in a stage."""
+
+    request_id: str
+    inputs: bytes
+    """Encoded payload; empty for a stage that others feed."""
+    sampling: dict[str, Any]
+    streaming: bool
+    timeout_s: float
+    """Seconds the request has left."""
+    consumers: list[int]
+    """Stages to hand on to; the others of the pipeline do not take part in this request."""
+    outputs: bool
+    """Whether the caller gets what this stage makes."""
+
+
+class Push(msgspec.Struct, frozen=True, tag=True):
+    """Tell a consumer that a chunk can be fetched."""
+
+    request_id: str
+    from_stage: int
+    sequence: int
+    handle: bytes
+    final: bool
+
+
+class Consumed(msgspec.Struct, frozen=True, tag=True):
+    """Acknowledge a chunk; goes from the consumer through the orchestrator to the producer."""
+
+    request_id: str
+    from_stage: int
+    to_stage: int
+    sequence: int
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    """Forget a request, whatever its state. Unknown ids are no error."""
+
+    request_id: str
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag=True):
+    """Stop the engine and leave."""
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """Report that the stage takes requests."""
+
+    facts: dict[str, Any]
+    seconds: float
+
+
+class StartFailed(msgspec.Struct, frozen=True, tag=True):
+    """Report that the stage cannot start; the process ends after it."""
+
+    fault: Fault
+
+
+class Chunk(msgspec.Struct, frozen=True, tag=True):
+    """Report that a chunk was put and can be fetched by its consumer."""
+
+    request_id: str
+    to_stage: int
+    sequence: int
+    handle: bytes
+    final: bool
+    finish_reason: str | None = None
+    metrics: dict[str, float] = {}
+    """The producer's, with its final chunk."""
+
+
+class Output(msgspec.Struct, frozen=True, tag=True):
+    """Carry what a final stage made for the request's caller."""
+
+    request_id: str
+    sequence: int
+    payload: bytes
+    """Encoded tensors."""
+    text: str
+    token_ids: list[int]
+    finished: bool
+    finish_reason: str | None = None
+    metrics: dict[str, float] = {}
+
+
+class Failure(msgspec.Struct, frozen=True, tag=True):
+    """Report that one request failed in this stage."""
+
+    request_id: str
+    fault: Fault
+
+
+class Died(msgspec.Struct, frozen=True, tag=True):
+    """Report that the engine is gone; the process ends after it."""
+
+    fault: Fault
+
+
+class Heartbeat(msgspec.Struct, frozen=True, tag=True):
+    """Show that the host's loop turns, and its load."""
+
+    load: dict[str, Any]
+
+
+ToHost = Open | Push | Consumed | Abort | Shutdown
+FromHost = Ready | StartFailed | Chunk | Output | Failure | Died | Consumed | Heartbeat

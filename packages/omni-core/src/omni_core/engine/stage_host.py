@@ -1,0 +1,360 @@
+"""The stage host: the process that runs one replica of one stage, and its end of the channel to the orchestrator."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from omni_core.engine.channel import Channel, connect
+from omni_core.engine.edge import HandOver, Inlet, Outlet, Place, Window
+from omni_core.engine.messages import (
+    READER,
+    Abort,
+    Consumed,
+    Died,
+    Failure,
+    Fault,
+    Heartbeat,
+    Open,
+    Output,
+    Push,
+    Ready,
+    Shutdown,
+    StartFailed,
+    ToHost,
+    request_fault,
+)
+from omni_core.engine.stage_log import STAGE_LOG_ENV, write_to_stage_log
+from omni_core.engine.watch import RUN_DIR_ENV, WATCH_ENV, Watched, format_watched, watch_process
+from omni_core.errors import DeadlineError, OmniError, RequestError, ServiceError, StageDeadError
+from omni_core.logs import setup_logging
+from omni_core.payload import decode_payload, encode_payload
+from omni_core.runner import StageInput, StageOutput, StageRunner
+from omni_core.stage import ResolvedStage
+from omni_core.target import load_target
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_S = 2.0
+STOP_TIMEOUT_S = 10.0
+OUTPUT_WINDOW = 64
+"""Pieces that a request's caller may leave unread before the stage holds further ones back."""
+EXIT_START_FAILED = 3
+EXIT_ENGINE_DEAD = 4
+
+
+@dataclass(frozen=True)
+class HostSpec:
+    """What a stage's process is told when it is started."""
+
+    stage: ResolvedStage
+    place: Place
+    socket: str
+    log: str
+    server: Watched
+    environment: Mapping[str, str]
+    process_name: str
+    """`stage0-talker`: what log lines begin with."""
+    log_level: str
+
+
+def main(spec: HostSpec) -> None:
+    """Run a stage until it is told to stop; the entry point of the process. Never returns."""
+    _become_stage(spec)
+    code = 1
+    try:
+        code = asyncio.run(_run(spec))
+    except Exception:
+        logger.exception("stage %s: its host failed", spec.stage.name)
+    finally:
+        logging.shutdown()
+        # Engines leave threads behind that a normal exit would wait for.
+        os._exit(code)
+
+
+def _become_stage(spec: HostSpec) -> None:
+    # Its own process group: Ctrl-C in the terminal is the server's to handle, and the watch can end the group.
+    os.setpgid(0, 0)
+    watch_process([spec.server], spec.place.run_dir)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.environ.update(spec.environment)
+    os.environ[WATCH_ENV] = format_watched([spec.server, Watched.of(os.getpid())])
+    os.environ[RUN_DIR_ENV] = spec.place.run_dir
+    os.environ[STAGE_LOG_ENV] = spec.log
+    write_to_stage_log()
+    if "torch" in sys.modules:
+        # A forked process has torch loaded, with the fork server's number of threads.
+        sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    setup_logging(spec.process_name, level=spec.log_level)
+    with contextlib.suppress(OSError), open("/proc/self/comm", "w") as comm:
+        comm.write(f"omni:{spec.stage.stage_id}:{spec.stage.topology.model_stage}"[:15])
+
+
+async def _run(spec: HostSpec) -> int:
+    channel: Channel[ToHost] = await connect(spec.socket, ToHost, "the orchestrator")
+    started = time.monotonic()
+    where = f"stage {spec.stage.name}"
+    try:
+        runner_class = cast("type[StageRunner]", load_target(spec.stage.runner, where=where))
+        host = StageHost(spec.stage, runner_class(spec.stage, spec.place.replica), spec.place, channel)
+        facts = await host.start()
+    except Exception as error:  # whatever a model's loading raises, the server reports it
+        if not isinstance(error, OmniError):
+            logger.exception("%s did not start", where)
+        await channel.send(StartFailed(Fault.of(error, where=where)))
+        await channel.close()
+        return EXIT_START_FAILED
+    await channel.send(Ready(dict(facts), time.monotonic() - started))
+    return await host.serve()
+
+
+@dataclass
+class _Request:
+    """One request in this stage."""
+
+    request_id: str
+    deadline: float
+    hand_overs: dict[int, HandOver]
+    outputs: Window | None
+    pushes: asyncio.Queue[Push] = field(default_factory=asyncio.Queue)
+    received: dict[int, int] = field(default_factory=dict)
+    """Chunks fetched so far, by producer."""
+    ended_sources: set[int] = field(default_factory=set)
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    ran: bool = False
+    """Whether the runner's last output went out."""
+    fed: bool = False
+    """Whether every chunk for it was acknowledged."""
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing more comes for it and its consumers have fetched what it made."""
+        windows = [hand_over.window for hand_over in self.hand_overs.values()]
+        return self.ran and self.fed and all(window.acknowledged == window.sent for window in windows)
+
+
+class StageHost:
+    """Open, feed and end requests in a runner, and hand on what it makes.
+
+    Args:
+        stage: The stage.
+        runner: Its runner, not yet started.
+        place: Where this process runs.
+        channel: The connection to the orchestrator.
+    """
+
+    def __init__(self, stage: ResolvedStage, runner: StageRunner, place: Place, channel: Channel[ToHost]) -> None:
+        self.stage = stage
+        self.runner = runner
+        self.requests: dict[str, _Request] = {}
+        self._channel = channel
+        self._where = f"stage {stage.name}"
+        self._outlets = {edge.to_stage: Outlet(stage, edge, place) for edge in stage.outputs}
+        self._inlets = {edge.from_stage: Inlet(edge, place) for edge in stage.inputs}
+        self._stopping = asyncio.Event()
+        self._fatal: Fault | None = None
+        self._aborts: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> Mapping[str, Any]:
+        """Load the model and build the sending connectors; return the runner's facts."""
+        facts = await self.runner.start()
+        for outlet in self._outlets.values():
+            await outlet.connect()
+        return facts
+
+    async def serve(self) -> int:
+        """Serve until told to stop, until the orchestrator or the engine is gone; return the process's exit code."""
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._stopping.set)
+        helpers = [asyncio.create_task(self._receive()), asyncio.create_task(self._beat())]
+        await self._stopping.wait()
+        for helper in helpers:
+            helper.cancel()
+        for request_id in list(self.requests):
+            self._forget(request_id)
+        if self._fatal is not None:
+            logger.error("%s: the engine is gone: %s", self._where, self._fatal.message)
+            with contextlib.suppress(ConnectionError, ServiceError):
+                await self._channel.send(Died(self._fatal))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._close(), STOP_TIMEOUT_S)
+        return 0 if self._fatal is None else EXIT_ENGINE_DEAD
+
+    async def _close(self) -> None:
+        try:
+            await self.runner.stop()
+        except Exception:
+            logger.exception("%s: stopping the engine failed", self._where)
+        for end in (*self._outlets.values(), *self._inlets.values()):
+            await end.close()
+        await self._channel.close()
+
+    async def _receive(self) -> None:
+        try:
+            while (message := await self._channel.receive()) is not None:
+                self._take(message)
+        except ServiceError:
+            logger.exception("%s: the orchestrator's messages cannot be read", self._where)
+        finally:
+            self._stopping.set()
+
+    def _take(self, message: ToHost) -> None:
+        match message:
+            case Open():
+                self._open(message)
+            case Push():
+                if request := self.requests.get(message.request_id):
+                    request.pushes.put_nowait(message)
+            case Consumed():
+                self._acknowledge(message)
+            case Abort():
+                self._forget(message.request_id)
+            case Shutdown():
+                self._stopping.set()
+
+    async def _beat(self) -> None:
+        while True:
+            try:
+                await asyncio.wait_for(self.runner.check(), HEARTBEAT_S)
+            except StageDeadError as error:
+                self._die(error)
+            except TimeoutError:
+                logger.warning("%s: the engine did not answer a check within %g s", self._where, HEARTBEAT_S)
+            await self._send(Heartbeat({"requests": len(self.requests)}))
+            await asyncio.sleep(HEARTBEAT_S)
+
+    async def _send(self, message: Any) -> None:
+        try:
+            await self._channel.send(message)
+        except (ConnectionError, DeadlineError):
+            self._stopping.set()
+
+    def _die(self, error: StageDeadError) -> None:
+        self._fatal = self._fatal or Fault.of(error, where=self._where)
+        self._stopping.set()
+
+    # One request
+
+    def _open(self, message: Open) -> None:
+        deadline = asyncio.get_running_loop().time() + message.timeout_s
+        request = _Request(
+            message.request_id,
+            deadline,
+            {to: HandOver.begin(self._outlets[to], message.request_id, deadline) for to in message.consumers},
+            Window(OUTPUT_WINDOW) if message.outputs else None,
+            fed=not message.streaming,
+        )
+        self.requests[message.request_id] = request
+        inputs = decode_payload(message.inputs) if message.inputs else {}
+        begin = StageInput(message.request_id, inputs, message.sampling, message.streaming)
+        # The order matters: the runner knows the request when the first push comes, because tasks start in turn.
+        self._spawn(request, lambda: self._run_request(request, begin))
+        if message.streaming:
+            self._spawn(request, lambda: self._feed(request))
+
+    def _spawn(self, request: _Request, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        request.tasks.append(asyncio.create_task(self._guard(request, work)))
+
+    async def _guard(self, request: _Request, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        try:
+            await work()
+        except StageDeadError as error:
+            self._die(error)
+        except Exception as error:  # a request's failure is its caller's to hear of, whatever it is
+            if self.requests.get(request.request_id) is request:
+                # A refused request is its caller's matter; anything else is a fault to mend, and its place is known here only.
+                level = logging.DEBUG if isinstance(error, RequestError) else logging.ERROR
+                logger.log(level, "%s: request %s failed", self._where, request.request_id, exc_info=error)
+                self._forget(request.request_id)
+                await self._send(Failure(request.request_id, request_fault(error, where=self._where)))
+
+    async def _run_request(self, request: _Request, begin: StageInput) -> None:
+        async with contextlib.aclosing(cast("Any", self.runner.run(begin))) as outputs:
+            async for output in outputs:
+                await self._hand_on(request, output)
+                if output.finished:
+                    break
+            else:
+                raise ServiceError("its outputs ended before the last one", where=self._where)
+        request.ran = True
+        self._forget_if_done(request)
+
+    async def _hand_on(self, request: _Request, output: StageOutput) -> None:
+        for hand_over in request.hand_overs.values():
+            if (chunk := await hand_over.give(output)) is not None:
+                await self._send(chunk)
+        if request.outputs is not None:
+            await self._send(
+                Output(
+                    request.request_id,
+                    await request.outputs.enter(request.deadline, "output for the caller"),
+                    encode_payload(output.tensors),
+                    output.text,
+                    output.token_ids,
+                    output.finished,
+                    output.finish_reason,
+                    output.metrics,
+                )
+            )
+
+    async def _feed(self, request: _Request) -> None:
+        sources = set(self._inlets)
+        while request.ended_sources != sources:
+            push = await request.pushes.get()
+            if push.sequence != request.received.get(push.from_stage, 0):
+                missing = request.received.get(push.from_stage, 0)
+                raise ServiceError(f"chunk {missing} from stage {push.from_stage} is missing", where=self._where)
+            payload = await self._inlets[push.from_stage].fetch(push.handle, request.deadline)
+            request.received[push.from_stage] = push.sequence + 1
+            if push.final:
+                request.ended_sources.add(push.from_stage)
+            await self.runner.push(request.request_id, payload, request.ended_sources == sources)
+            await self._send(Consumed(request.request_id, push.from_stage, self.stage.stage_id, push.sequence))
+        request.fed = True
+        self._forget_if_done(request)
+
+    def _acknowledge(self, message: Consumed) -> None:
+        request = self.requests.get(message.request_id)
+        if request is None:
+            return
+        if message.to_stage == READER:
+            if request.outputs is not None:
+                request.outputs.acknowledge()
+        elif hand_over := request.hand_overs.get(message.to_stage):
+            hand_over.window.acknowledge()
+        self._forget_if_done(request)
+
+    def _forget_if_done(self, request: _Request) -> None:
+        if request.done and self.requests.get(request.request_id) is request:
+            self._forget(request.request_id)
+
+    def _forget(self, request_id: str) -> None:
+        request = self.requests.pop(request_id, None)
+        if request is None:
+            return
+        if request.done:
+            return
+        current = asyncio.current_task()
+        for task in request.tasks:
+            if task is not current:
+                task.cancel()
+        for end in (*(hand_over.outlet for hand_over in request.hand_overs.values()), *self._inlets.values()):
+            end.forget(request_id)
+        task = asyncio.create_task(self._abort(request_id))
+        self._aborts.add(task)
+        task.add_done_callback(self._aborts.discard)
+
+    async def _abort(self, request_id: str) -> None:
+        try:
+            await self.runner.abort(request_id)
+        except Exception:
+            logger.exception("%s: aborting request %s failed", self._where, request_id)

@@ -1,0 +1,250 @@
+"""The one place where core touches vLLM: every symbol, where it lives, and why we depend on it.
+
+`from omni_core.engine.vllm_bridge import AsyncLLM` imports that symbol's module and nothing else, so that a process pays only
+for what it uses. Each entry of `TOUCHED` answers five questions: why we use it, why the work cannot be done elsewhere, how far
+our use reaches, what change in vLLM would break it, and how the dependence can go away. tests/engine/test_vllm_bridge.py holds
+a contract test for each entry; they run first when the vLLM version moves.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class Touched:
+    """One symbol of vLLM that core uses."""
+
+    home: str
+    """Module that defines it."""
+    why: str
+    why_not_elsewhere: str
+    scope: str
+    breaks: str
+    goes_away: str
+
+
+class Worker(Protocol):
+    """What we use of a vLLM worker."""
+
+    vllm_config: Any
+    model_config: Any
+    model_runner: Any
+    use_v2_model_runner: bool
+    device: Any
+
+
+TOUCHED: dict[str, Touched] = {
+    "AsyncEngineArgs": Touched(
+        "vllm.engine.arg_utils",
+        why="the engine's arguments, as deploy files name them",
+        why_not_elsewhere="the names and their meaning are vLLM's",
+        scope="constructed once for each stage; create_engine_config",
+        breaks="a renamed argument; deploy's table of names is tested against it",
+        goes_away="never; it is public",
+    ),
+    "AsyncLLM": Touched(
+        "vllm.v1.engine.async_llm",
+        why="runs one engine core and feeds it",
+        why_not_elsewhere="scheduling, batching and the KV cache are what we use vLLM for",
+        scope="from_vllm_config, add_request, abort, errored, shutdown, output_processor, engine_core, get_supported_tasks",
+        breaks="add_request no longer returning the request's output collector",
+        goes_away="never; it is public, except output_processor (see OutputProcessor)",
+    ),
+    "LLMEngine": Touched(
+        "vllm.v1.engine.llm_engine",
+        why="runs an engine inside the process, for tests and the step benchmark",
+        why_not_elsewhere="a step can only be timed and forced to preempt from inside",
+        scope="tests and benchmarks only",
+        breaks="the in-process client being removed",
+        goes_away="when AsyncLLM can run in-process",
+    ),
+    "SamplingParams": Touched(
+        "vllm.sampling_params",
+        why="a request's parameters; extra_args carries our inputs",
+        why_not_elsewhere="it is the only per-request channel that reaches the worker",
+        scope="constructor, extra_args, eos_token_id, stop_token_ids, seed, temperature",
+        breaks="extra_args not being sent to the engine core as it is",
+        goes_away="when requests get an official field for model inputs",
+    ),
+    "RequestOutputKind": Touched(
+        "vllm.sampling_params",
+        why="asks for new tokens only",
+        why_not_elsewhere="a field of SamplingParams",
+        scope="DELTA",
+        breaks="a renamed member",
+        goes_away="never; it is public",
+    ),
+    "tokens_input": Touched(
+        "vllm.inputs.engine",
+        why="wraps prompt token ids as the engine takes them, without a renderer",
+        why_not_elsewhere="raw prompts are deprecated and go through a thread pool",
+        scope="one call for each request",
+        breaks="a renamed function",
+        goes_away="never; it is public",
+    ),
+    "EngineCoreRequest": Touched(
+        "vllm.v1.engine",
+        why="a second one with a live id brings input rows to the engine core",
+        why_not_elsewhere="vLLM's streaming input ends a turn for each chunk and drops a token",
+        scope="request_id, prompt_token_ids, prompt_embeds, sampling_params; keywords only",
+        breaks="the client or the core refusing an id that is live",
+        goes_away="when vLLM takes rows for a running request",
+    ),
+    "EngineDeadError": Touched(
+        "vllm.v1.engine.exceptions",
+        why="tells a dead engine from a bad request",
+        why_not_elsewhere="raised by vLLM",
+        scope="caught around every call of AsyncLLM",
+        breaks="another class being raised",
+        goes_away="never",
+    ),
+    "VLLMClientError": Touched(
+        "vllm.exceptions",
+        why="tells a bad request from a failure",
+        why_not_elsewhere="raised by vLLM's checks",
+        scope="caught where a request is added",
+        breaks="another class being raised; the request then counts as the server's failure",
+        goes_away="never",
+    ),
+    "OutputProcessor": Touched(
+        "vllm.v1.engine.output_processor",
+        why="a step's payload has to be taken off the outputs before vLLM reads them as pooling results",
+        why_not_elsewhere="it is the only place between the engine core's socket and a request's queue",
+        scope="our subclass overrides add_request and process_outputs; its class is set on AsyncLLM's own object",
+        breaks="process_outputs called with something else than a list of outputs, or the object having slots",
+        goes_away="when AsyncLLM takes an output processor class",
+    ),
+    "Scheduler": Touched(
+        "vllm.v1.core.sched.scheduler",
+        why="holds positions back until their rows are there and packs a step's payload",
+        why_not_elsewhere="only the scheduler decides what runs in a step",
+        scope="our subclass overrides add_request, schedule, update_from_output, has_requests, _reserve_prefill_lookahead, "
+        "_handle_blocked_waiting_request and _free_request",
+        breaks="_reserve_prefill_lookahead not being asked for running and waiting requests",
+        goes_away="when the scheduler has a hook that limits a request's tokens in a step",
+    ),
+    "AsyncScheduler": Touched(
+        "vllm.v1.core.sched.async_scheduler",
+        why="a scheduler that does not derive from it switches asynchronous scheduling off",
+        why_not_elsewhere="as Scheduler",
+        scope="second base of the scheduler on CUDA",
+        breaks="as Scheduler",
+        goes_away="as Scheduler",
+    ),
+    "PauseState": Touched(
+        "vllm.v1.core.sched.interface",
+        why="a paused engine must drain, gated requests or not",
+        why_not_elsewhere="a property of the scheduler",
+        scope="compared in has_requests",
+        breaks="a renamed member",
+        goes_away="with has_requests' override",
+    ),
+    "AsyncModelRunnerOutput": Touched(
+        "vllm.v1.outputs",
+        why="a step's payload joins the output when the device has finished it",
+        why_not_elsewhere="waiting earlier would stop the overlap of two steps",
+        scope="our wrapper implements get_output",
+        breaks="get_output being renamed",
+        goes_away="when model runner outputs carry named tensors",
+    ),
+    "UniProcExecutor": Touched(
+        "vllm.v1.executor.uniproc_executor",
+        why="the worker runs in the engine core's process, two processes for a stage instead of three",
+        why_not_elsewhere="given as the string 'uni' it is turned into 'mp' on CPUs",
+        scope="passed as a class",
+        breaks="classes not being taken for distributed_executor_backend",
+        goes_away="when 'uni' is honoured on CPUs",
+    ),
+    "ModelRegistry": Touched(
+        "vllm.model_executor.models.registry",
+        why="makes our model classes known by architecture",
+        why_not_elsewhere="vLLM loads models through it",
+        scope="register_model, models",
+        breaks="register_model not taking a class or 'module:Class'",
+        goes_away="never; it is public",
+    ),
+    "Qwen3ForCausalLM": Touched(
+        "vllm.model_executor.models.qwen3",
+        why="the backbone of the tests' tiny talker",
+        why_not_elsewhere="the engine is tested on a model that vLLM itself runs",
+        scope="omni_core.testing only",
+        breaks="a renamed class, or embed_input_ids or compute_logits with another signature",
+        goes_away="never; it is public",
+    ),
+    "DefaultModelState": Touched(
+        "vllm.v1.worker.gpu.model_states.default",
+        why="the second model runner's own hook for inputs and sampling",
+        why_not_elsewhere="it is the official place",
+        scope="our subclass overrides prepare_inputs_embeds and custom_sampler",
+        breaks="get_model_state_cls no longer being asked",
+        goes_away="never; it is the official hook",
+    ),
+    "engine_utils": Touched(
+        "vllm.v1.engine:utils",
+        why="the engine core has to be forked from our fork server",
+        why_not_elsewhere="VLLM_WORKER_MULTIPROC_METHOD takes only fork and spawn",
+        scope="get_mp_context is replaced while an AsyncLLM is constructed",
+        breaks="CoreEngineProcManager no longer taking its context from there",
+        goes_away="when vLLM accepts forkserver or a context",
+    ),
+    "envs": Touched(
+        "vllm:envs",
+        why="the size of the slices in which outputs are handed to the output processor",
+        why_not_elsewhere="rows are packed on the first output of each slice",
+        scope="VLLM_V1_OUTPUT_PROC_CHUNK_SIZE",
+        breaks="outputs cut in another way",
+        goes_away="with the packing",
+    ),
+    "current_platform": Touched(
+        "vllm.platforms",
+        why="tells which worker class is to be extended",
+        why_not_elsewhere="vLLM decides its platform itself",
+        scope="is_cpu, register_triton_kernel_overrides (preload)",
+        breaks="a renamed method",
+        goes_away="never; it is public",
+    ),
+    "CPUWorker": Touched(
+        "vllm.v1.worker.cpu_worker",
+        why="our worker calls the model before and after vLLM's step",
+        why_not_elsewhere="the worker is the only object that sees a step's scheduler output and its result",
+        scope="our subclass overrides init_device, load_model, execute_model and sample_tokens",
+        breaks="execute_model and sample_tokens no longer being two calls",
+        goes_away="when the model runners have hooks for both",
+    ),
+    "GPUWorker": Touched(
+        "vllm.v1.worker.gpu_worker:Worker",
+        why="as CPUWorker, on CUDA",
+        why_not_elsewhere="as CPUWorker",
+        scope="as CPUWorker",
+        breaks="as CPUWorker",
+        goes_away="as CPUWorker",
+    ),
+    "GPUModelRunner": Touched(
+        "vllm.v1.worker.gpu_model_runner",
+        why="the first model runner has no hook for input embeddings or sampled rows",
+        why_not_elsewhere="both exist only inside a step",
+        scope="our mixin overrides _preprocess and sample_tokens; reads input_batch, positions, input_ids, inputs_embeds, "
+        "execute_model_state.sample_hidden_states and discard_request_mask",
+        breaks="any of these names changing",
+        goes_away="with the first model runner",
+    ),
+}
+"""Every symbol of vLLM that core uses, by the name under which this module offers it."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in TOUCHED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, _, attribute = TOUCHED[name].home.partition(":")
+    if attribute and module in ("vllm", "vllm.v1.engine"):
+        return importlib.import_module(f"{module}.{attribute}")
+    return getattr(importlib.import_module(module), attribute or name)
+
+
+def worker_base() -> Any:
+    """Return vLLM's worker class of this platform."""
+    platform = __getattr__("current_platform")
+    return __getattr__("CPUWorker" if platform.is_cpu() else "GPUWorker")

@@ -1,0 +1,241 @@
+"""A tiny talker with random weights on vLLM's Qwen3 backbone, and its checkpoint: what the AR engine's tests run.
+
+Its frame has four codes: the sampled token and three that a predictor adds. Input rows come whole with the request
+(`TinyTalker`), or one by one while it runs (`TinyGatedTalker`); `TinySamplingTalker` samples its codes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from omni_core.capabilities import ModelCapabilities, MtpCapability, MtpSampling, SampleUniforms
+from omni_core.engine.vllm_bridge import Qwen3ForCausalLM
+from omni_core.errors import RequestError
+from omni_core.payload import Payload
+from omni_core.runner import EngineInput
+from omni_core.stage import ResolvedStage
+
+HIDDEN = 64
+VOCAB = 64
+CODES = 4
+MAX_MODEL_LEN = 128
+
+CONFIG: dict[str, Any] = {
+    "model_type": "qwen3",
+    "hidden_size": HIDDEN,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 1024,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "torch_dtype": "float32",
+}
+
+
+class _Predictor(nn.Module):
+    """A recurrent predictor of the codes behind the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.code_embed = nn.Parameter(torch.empty(CODES * VOCAB, HIDDEN))
+        self.mix = nn.Parameter(torch.empty(CODES, HIDDEN, HIDDEN))
+        self.head = nn.Parameter(torch.empty(HIDDEN, VOCAB))
+
+    def embed(self, codes: torch.Tensor) -> torch.Tensor:
+        offsets = torch.arange(CODES, device=codes.device) * VOCAB
+        return self.code_embed[codes.long() + offsets].sum(-2)
+
+    def forward(self, token_ids: torch.Tensor, hidden: torch.Tensor, uniforms: torch.Tensor | None = None) -> torch.Tensor:
+        codes = [token_ids]
+        state = hidden
+        for step in range(1, CODES):
+            state = torch.tanh(state @ self.mix[step] + self.code_embed[codes[-1] + (step - 1) * VOCAB])
+            logits = state @ self.head
+            if uniforms is not None:
+                logits = logits - torch.log(-torch.log(uniforms[:, step - 1].clamp(1e-9, 1 - 1e-7)))
+            codes.append(logits.argmax(-1))
+        return torch.stack(codes, dim=1)
+
+
+class TinyTalker(Qwen3ForCausalLM):
+    """All input rows come with the request, as `rows` [n, H]."""
+
+    capabilities = ModelCapabilities(computes_inputs=True, mtp=MtpCapability(output_key="codes", num_codes=CODES))
+
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        slots = vllm_config.scheduler_config.max_num_seqs
+        length = vllm_config.model_config.max_model_len
+        self.predictor = _Predictor()
+        self.register_buffer("rows", torch.zeros(slots, length, HIDDEN), persistent=False)
+        self.register_buffer("codes", torch.zeros(slots, length, CODES, dtype=torch.long), persistent=False)
+        self.register_buffer("begins", torch.zeros(slots, dtype=torch.long), persistent=False)
+
+    def omni_begin(self, slot: int, inputs: Payload, prompt_len: int) -> None:
+        """Take a request's rows."""
+        self.rows[slot] = 0
+        self.begins[slot] = prompt_len
+        given = inputs.get("rows")
+        if given is not None:
+            self.rows[slot, : len(given)] = torch.as_tensor(given)
+
+    def omni_end(self, slot: int) -> None:
+        """Forget a request."""
+        self.rows[slot] = torch.nan
+
+    def omni_condition(self, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Return the rows of these positions, zeros behind the last."""
+        rows: torch.Tensor = self.rows[slots, positions]
+        return rows
+
+    def omni_embed(self, slots: torch.Tensor, positions: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+        """Return a row, and behind the prompt the embedding of the position's frame added to it."""
+        frames = self.predictor.embed(self.codes[slots, positions])
+        has_frame = (positions >= self.begins[slots])[:, None]
+        return torch.where(has_frame, frames, 0.0) + self.omni_condition(slots, positions)
+
+    def omni_record(self, slots: torch.Tensor, positions: torch.Tensor, codes: torch.Tensor) -> None:
+        """Keep frames."""
+        self.codes[slots, positions] = codes
+
+    def mtp(
+        self,
+        token_ids: torch.Tensor,
+        embeds: torch.Tensor,
+        hidden: torch.Tensor,
+        conditioning: torch.Tensor,
+        **extra: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the next inputs and the frames."""
+        codes = self.predictor(token_ids, hidden, self._noise(**extra))
+        return self.predictor.embed(codes) + conditioning, codes
+
+    def _noise(self, **extra: Any) -> torch.Tensor | None:
+        return None
+
+
+class TinyGatedTalker(TinyTalker):
+    """Rows come while the request runs; behind the last one they are zero."""
+
+    capabilities = ModelCapabilities(
+        computes_inputs=True, gated_inputs=True, mtp=MtpCapability(output_key="codes", num_codes=CODES)
+    )
+
+    def omni_ingest(self, slot: int, start: int, rows: torch.Tensor) -> None:
+        """Take rows."""
+        self.rows[slot, start : start + len(rows)] = rows
+
+
+class TinySamplingTalker(TinyTalker):
+    """Codes are sampled from uniform numbers that the runner draws."""
+
+    capabilities = ModelCapabilities(
+        computes_inputs=True,
+        mtp=MtpCapability(
+            output_key=("codes", "audio"),
+            num_codes=CODES,
+            accepts_req_infos=True,
+            sample_uniforms=SampleUniforms(CODES - 1, VOCAB),
+            sampling=MtpSampling(temperature=0.9),
+        ),
+    )
+
+    def _noise(self, **extra: Any) -> torch.Tensor | None:
+        uniforms: torch.Tensor = extra["uniforms"].clone()
+        for row, info in enumerate(extra["req_infos"]):
+            if info.greedy:
+                uniforms[row] = 0.5
+        return uniforms
+
+
+def build_tiny_ar(folder: Path, architecture: str = "TinyTalker", seed: int = 0) -> Path:
+    """Write a checkpoint with random weights and return its folder."""
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({**CONFIG, "architectures": [architecture]}), encoding="utf-8")
+    generator = torch.Generator().manual_seed(seed)
+    weights = {}
+    for name, shape in _shapes(with_predictor=architecture != "Qwen3ForCausalLM"):
+        is_norm = name.endswith("norm.weight")
+        weights[name] = torch.randn(shape, generator=generator) * (0.1 if is_norm else 0.3) + (1.0 if is_norm else 0.0)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def _shapes(*, with_predictor: bool) -> Iterable[tuple[str, tuple[int, ...]]]:
+    wide = CONFIG["intermediate_size"]
+    query, key = CONFIG["num_attention_heads"] * CONFIG["head_dim"], CONFIG["num_key_value_heads"] * CONFIG["head_dim"]
+    yield "model.embed_tokens.weight", (VOCAB, HIDDEN)
+    for layer in range(CONFIG["num_hidden_layers"]):
+        at = f"model.layers.{layer}."
+        yield f"{at}self_attn.q_proj.weight", (query, HIDDEN)
+        yield f"{at}self_attn.k_proj.weight", (key, HIDDEN)
+        yield f"{at}self_attn.v_proj.weight", (key, HIDDEN)
+        yield f"{at}self_attn.o_proj.weight", (HIDDEN, query)
+        yield f"{at}self_attn.q_norm.weight", (CONFIG["head_dim"],)
+        yield f"{at}self_attn.k_norm.weight", (CONFIG["head_dim"],)
+        yield f"{at}mlp.gate_proj.weight", (wide, HIDDEN)
+        yield f"{at}mlp.up_proj.weight", (wide, HIDDEN)
+        yield f"{at}mlp.down_proj.weight", (HIDDEN, wide)
+        yield f"{at}input_layernorm.weight", (HIDDEN,)
+        yield f"{at}post_attention_layernorm.weight", (HIDDEN,)
+    yield "model.norm.weight", (HIDDEN,)
+    yield "lm_head.weight", (VOCAB, HIDDEN)
+    if with_predictor:
+        yield "predictor.code_embed", (CODES * VOCAB, HIDDEN)
+        yield "predictor.mix", (CODES, HIDDEN, HIDDEN)
+        yield "predictor.head", (HIDDEN, VOCAB)
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Add a tokenizer to a checkpoint: `t0` to `t63`, separated by spaces."""
+    vocabulary: Mapping[str, int] = {f"t{number}": number for number in range(VOCAB)}
+    tokenizer: dict[str, Any] = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "post_processor": None,
+        "decoder": None,
+        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "t0"},
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "t0", "eos_token": "t1"}), encoding="utf-8"
+    )
+
+
+class TinyInput:
+    """The InputProcessor of the tiny talkers: `rows` and `prompt_len` of a payload, refused if the first row is negative."""
+
+    def __init__(self, stage: ResolvedStage) -> None:
+        self.stage = stage
+
+    def __call__(self, payload: Payload, sampling: Mapping[str, Any]) -> EngineInput:
+        """Return the engine's input; `tag` goes to the hand-over."""
+        rows = payload.get("rows")
+        if payload.get("refuse"):
+            raise RequestError("refused", where="TinyInput", hint="leave out refuse")
+        return EngineInput(
+            prompt_token_ids=[0] * int(payload.get("prompt_len", 6)),
+            model_inputs={} if payload.get("gated") else {"rows": rows},
+            rows=rows if payload.get("gated") else None,
+            sampling=payload.get("sampling", {}),
+            handoff={"tag": payload.get("tag", "")},
+        )

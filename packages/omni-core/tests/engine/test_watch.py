@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import psutil
+import pytest
+
+from omni_core.engine.run_dir import RunDir, remove_run_dirs
+from omni_core.engine.watch import Watch, Watched, format_watched, parse_watched, start_time
+from omni_core.testing.waiting import wait_until
+
+_WATCHER = """
+import os, sys, time
+from omni_core.engine.watch import parse_watched, watch_process
+if sys.argv[3] == "group":
+    os.setpgid(0, 0)
+watch_process(parse_watched(sys.argv[1]), sys.argv[2] or None)
+print("watching", flush=True)
+time.sleep(600)
+"""
+
+
+def sleeper() -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+
+
+def watcher(watched: str, run_dir: str = "", group: str = "") -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", _WATCHER, watched, run_dir, group], stdout=subprocess.PIPE, text=True)
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    with process.stdout:
+        return process.stdout.readline()
+
+
+@pytest.mark.parametrize("group", ["", "group"])
+def test_process_ends_with_the_watched_one_and_removes_the_run_directory(tmp_path: Path, group: str) -> None:
+    run_dir = tmp_path / "run"
+    (run_dir / "inner").mkdir(parents=True)
+    server = sleeper()
+    watching = watcher(format_watched([Watched.of(server.pid)]), str(run_dir), group)
+    assert said(watching) == "watching\n"
+
+    server.kill()
+
+    assert watching.wait(20) == -signal.SIGKILL
+    assert not run_dir.exists()
+    server.wait(20)
+
+
+def test_run_directory_stays_when_another_watched_process_ends(tmp_path: Path) -> None:
+    server, host = sleeper(), sleeper()
+    watching = watcher(format_watched([Watched.of(server.pid), Watched.of(host.pid)]), str(tmp_path))
+    said(watching)
+
+    host.kill()
+
+    assert watching.wait(20) == -signal.SIGKILL
+    assert tmp_path.exists()
+    for process in (server, host):
+        process.kill()
+        process.wait(20)
+
+
+def test_number_that_belongs_to_a_later_process_counts_as_gone() -> None:
+    server = sleeper()
+    start = start_time(server.pid)
+    assert start is not None
+
+    watching = watcher(f"{server.pid}:{start - 1}")
+
+    assert said(watching) == ""
+    assert watching.wait(20) == -signal.SIGKILL
+    server.kill()
+    server.wait(20)
+
+
+def test_process_that_is_gone_already_ends_the_watcher_at_once() -> None:
+    server = sleeper()
+    watched = Watched.of(server.pid)
+    server.kill()
+    server.wait(20)
+
+    watching = watcher(str(watched))
+
+    assert said(watching) == ""
+    assert watching.wait(20) == -signal.SIGKILL
+
+
+def test_stopped_watch_leaves_no_thread_and_no_descriptor() -> None:
+    process = psutil.Process()
+    threads, descriptors = process.num_threads(), process.num_fds()
+
+    Watch([Watched.of(os.getpid())]).stop()
+
+    wait_until(lambda: process.num_threads() == threads, "the thread's end")
+    assert process.num_fds() == descriptors
+
+
+def test_watched_processes_survive_the_environment() -> None:
+    processes = (Watched(12, 3456), Watched(78))
+
+    assert parse_watched(format_watched(processes)) == processes
+
+
+def test_run_directory_is_private_and_named_after_its_server() -> None:
+    run_dir = RunDir.create()
+
+    assert os.stat(run_dir.path).st_mode & 0o777 == 0o700
+    Path(run_dir.log("stage0")).write_text("line")
+    run_dir.remove()
+    run_dir.remove()
+    assert not Path(run_dir.path).exists()
+
+
+def test_only_the_run_directories_of_the_given_server_are_removed(short_tmp: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", short_tmp)
+    mine = RunDir.create()
+    other = Path(short_tmp) / "omni-1-1-abcd"
+    other.mkdir()
+
+    remove_run_dirs(mine.server)
+
+    assert not Path(mine.path).exists()
+    assert other.exists()
+
+
+def test_run_directory_goes_where_socket_paths_stay_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("long" * 20)))
+    run_dir = RunDir.create()
+
+    assert len(run_dir.socket("0-0")) < 108
+    run_dir.remove()
