@@ -1,1 +1,28 @@
-"""The plugin of omni-server: what it offers to the hooks of omni-core."""
+"""The plugin of omni-server: the command `serve` and the routes of the OpenAI-compatible API."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from omni_core.commands import CommandEntry
+from omni_core.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from starlette.routing import BaseRoute
+
+    from omni_server.context import ServerContext
+
+
+@hookimpl
+def omni_commands() -> Iterable[CommandEntry]:
+    """Offer `omni serve`."""
+    return [CommandEntry(name="serve", summary="serve a model over HTTP", target="omni_server.serve:command")]
+
+
+@hookimpl
+def omni_routes(context: ServerContext) -> Iterable[BaseRoute]:
+    """Offer the speech and status routes."""
+    from omni_server import speech, status
+
+    return [*status.routes(context), *speech.routes(context)]

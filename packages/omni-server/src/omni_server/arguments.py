@@ -1,0 +1,122 @@
+"""The arguments of `omni serve` that are the server's own, and the settings they make; core adds those of the deployment."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from omni_core.errors import ConfigError
+from omni_server.context import ServerSettings
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the server's own arguments, in groups."""
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="a checkpoint's folder or its name on Hugging Face")
+    parser.add_argument("--model", dest="model_flag", metavar="MODEL", help="the same as a flag")
+    parser.add_argument("--omni", action="store_true", help=argparse.SUPPRESS)  # other servers need it
+    _add_listening_flags(parser.add_argument_group("listening"))
+    _add_api_flags(parser.add_argument_group("API"))
+    _add_limit_flags(parser.add_argument_group("limits and media"))
+
+
+def model_of(args: argparse.Namespace) -> str:
+    """Return the model that was given as an argument or as a flag.
+
+    Raises:
+        ConfigError: None was given, or two different ones.
+    """
+    given = {name for name in (args.model, args.model_flag) if name}
+    if len(given) != 1:
+        message = "two models are given" if given else "no model is given"
+        raise ConfigError(message, where="omni serve", hint="write `omni serve MODEL`")
+    return str(given.pop())
+
+
+def make_settings(args: argparse.Namespace) -> ServerSettings:
+    """Return the server's settings from its arguments.
+
+    Raises:
+        ConfigError: A value cannot be used.
+    """
+    folder = args.allowed_local_media_path
+    if folder is not None and not os.path.isdir(folder):
+        raise ConfigError(f"{folder!r} is not a folder", where="--allowed-local-media-path", hint="name a folder that exists")
+    if any(not key for key in args.api_key):
+        raise ConfigError("a key is empty", where="--api-key", hint="give each key a text, or leave the flag out")
+    domains = {part.strip().lower() for item in args.allowed_media_domains for part in item.split(",")}
+    for domain in domains:
+        if "/" in domain or "*" in domain:
+            raise ConfigError(f"{domain!r} is not a host", where="--allowed-media-domains", hint="write it like example.com")
+    return ServerSettings(
+        model_of(args),
+        served_model_name=tuple(args.served_model_name),
+        api_key=tuple(args.api_key),
+        allowed_media_domains=frozenset(domains - {""}),
+        allowed_local_media_path=folder,
+        allowed_origins=tuple(args.allowed_origins),
+        max_body_bytes=args.max_body_bytes,
+        max_media_bytes=args.max_media_bytes,
+        media_timeout=args.media_timeout,
+        request_timeout=args.request_timeout,
+    )
+
+
+def _add_listening_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--host", default="127.0.0.1", help="address; 0.0.0.0 is every network, default 127.0.0.1")
+    group.add_argument("--port", type=_port, default=8000, help="port; 0 takes a free one, default 8000")
+    group.add_argument("--uds", metavar="PATH", help="a Unix socket instead of host and port")
+    group.add_argument("--root-path", default="", help="path prefix that a proxy in front takes away")
+    levels = ["critical", "error", "warning", "info", "debug"]
+    group.add_argument("--uvicorn-log-level", choices=levels, default="warning", help="`info` logs each request")
+    text = "seconds that running requests have to end after SIGTERM, default 30"
+    group.add_argument("--shutdown-timeout", type=_seconds, default=30.0, metavar="S", help=text)
+
+
+def _add_api_flags(group: argparse._ArgumentGroup) -> None:
+    text = "names that requests may use as `model`; default: MODEL and its last part"
+    group.add_argument("--served-model-name", nargs="+", action="extend", default=[], metavar="NAME", help=text)
+    text = "a key that requests must bring as `Authorization: Bearer KEY`; repeatable"
+    group.add_argument("--api-key", action="append", default=[], metavar="KEY", help=text)
+    text = "origins that browsers may call from (CORS); `*` is any, default none"
+    group.add_argument("--allowed-origins", nargs="+", action="extend", default=[], metavar="ORIGIN", help=text)
+
+
+def _add_limit_flags(group: argparse._ArgumentGroup) -> None:
+    limits = ServerSettings("")
+    text = "hosts that reference audio may be fetched from, redirects included; default none"
+    group.add_argument("--allowed-media-domains", nargs="+", action="extend", default=[], metavar="HOST", help=text)
+    text = "a folder that reference audio may be read from; default none"
+    group.add_argument("--allowed-local-media-path", metavar="DIR", help=text)
+    text = f"bytes of a request's body, default {limits.max_body_bytes}"
+    group.add_argument("--max-body-bytes", type=_positive, default=limits.max_body_bytes, metavar="N", help=text)
+    text = f"bytes of one reference audio, default {limits.max_media_bytes}"
+    group.add_argument("--max-media-bytes", type=_positive, default=limits.max_media_bytes, metavar="N", help=text)
+    text = f"seconds to fetch one reference audio, default {limits.media_timeout:g}"
+    group.add_argument("--media-timeout", type=_seconds, default=limits.media_timeout, metavar="S", help=text)
+    text = "seconds that one stage may take to start"
+    group.add_argument("--stage-init-timeout", type=_seconds, metavar="S", help=text)
+    text = "seconds that the whole start may take"
+    group.add_argument("--init-timeout", type=_seconds, metavar="S", help=text)
+    text = f"seconds until a request fails, default {limits.request_timeout:g}"
+    group.add_argument("--request-timeout", type=_seconds, default=limits.request_timeout, metavar="S", help=text)
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 <= port <= 65535:
+        raise argparse.ArgumentTypeError(f"{text} is not a port (0 to 65535)")
+    return port
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} must be at least 1")
+    return number
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 <= seconds < 1e9:
+        raise argparse.ArgumentTypeError(f"{text} must be a number of seconds")
+    return seconds

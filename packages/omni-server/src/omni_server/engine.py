@@ -1,0 +1,39 @@
+"""What the server needs of an engine: a protocol that `omni_core.client.AsyncOmni` fits, and `fake_engine.FakeEngine` too."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from omni_core.request import OmniOutput
+from omni_core.speech import SpeechAdapter, SpeechPrompt
+
+
+class Engine(Protocol):
+    """A pipeline that runs and answers requests."""
+
+    speech: SpeechAdapter | None
+    """What the pipeline accepts as speech requests; None if it does not speak."""
+
+    def generate(
+        self,
+        prompt: SpeechPrompt,
+        *,
+        sampling_params_list: Sequence[Mapping[str, Any]] | None = None,
+        request_id: str | None = None,
+        timeout_s: float = 600.0,
+    ) -> AsyncIterator[OmniOutput]:
+        """Return an async generator of outputs; the last has `finished`. Closing it aborts the request in all stages."""
+        ...
+
+    def health(self) -> Mapping[str, Any]:
+        """Return `healthy` and `stages`: for each its `stage_id`, `name`, `replica`, `state` and the `reason` of a bad one."""
+        ...
+
+    async def start(self) -> None:
+        """Start every stage and return when all are ready."""
+        ...
+
+    async def close(self, drain_timeout_s: float = 30.0) -> None:
+        """End every stage and leave nothing behind, after waiting so long for requests."""
+        ...

@@ -1,0 +1,119 @@
+"""Take the address of a server: bound at once, so that nobody else gets it, and listening only when the server is ready."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import stat
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from omni_core.errors import ConfigError
+
+
+@contextlib.contextmanager
+def bind(host: str, port: int, uds: str | None) -> Iterator[socket.socket]:
+    """Bind a socket that does not listen yet; close it, and remove a Unix socket's file, at the end.
+
+    Args:
+        host: Name or address.
+        port: Port; 0 takes a free one.
+        uds: Path of a Unix socket, instead of host and port.
+
+    Raises:
+        ConfigError: The address is taken, or is not one of this machine.
+    """
+    sock = _bind_unix(uds) if uds else _bind_tcp(host, port)
+    try:
+        yield sock
+    finally:
+        sock.close()
+        if uds:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(uds)
+
+
+def allow_restart(sock: socket.socket) -> None:
+    """Let a later server take the port while connections of this one linger. Called right before listening."""
+    if sock.family != socket.AF_UNIX:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+
+
+def announce(sock: socket.socket, host: str) -> None:
+    """Write the line that says that the server accepts connections."""
+    sys.stdout.write(f"Listening on {describe(sock, host)}\n")
+    sys.stdout.flush()
+
+
+def describe(sock: socket.socket, host: str) -> str:
+    """Return the URL of a bound socket."""
+    name: Any = sock.getsockname()
+    if sock.family == socket.AF_UNIX:
+        return f"unix:{name}"
+    return f"http://[{host}]:{name[1]}" if ":" in host else f"http://{host}:{name[1]}"
+
+
+def _bind_tcp(host: str, port: int) -> socket.socket:
+    where = f"--host {host} --port {port}"
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"the host is not known: {error}", where=where, hint="give an address of this machine") from error
+    family, kind, protocol, _, address = found[0]
+    try:
+        return _bind(family, kind, protocol, address, reuse=False)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise ConfigError(f"cannot listen there: {error.strerror}", where=where, hint="choose another address") from error
+    try:
+        # Not with `reuse` at once: until one of them listens, two servers that start together would both get the port.
+        return _bind(family, kind, protocol, address, reuse=True)
+    except OSError as error:
+        raise ConfigError("the port is taken", where=where, hint="choose another port; 0 takes a free one") from error
+
+
+def _bind(family: int, kind: int, protocol: int, address: Any, *, reuse: bool) -> socket.socket:
+    sock = socket.socket(family, kind, protocol)
+    try:
+        if reuse:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind(address)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _bind_unix(path: str) -> socket.socket:
+    where = f"--uds {path}"
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if os.path.exists(path):
+            _remove_stale(path, where)
+        sock.bind(path)
+    except OSError as error:
+        sock.close()
+        raise ConfigError(f"cannot listen there: {error}", where=where, hint="choose another path") from error
+    except ConfigError:
+        sock.close()
+        raise
+    return sock
+
+
+def _remove_stale(path: str, where: str) -> None:
+    """Remove a socket that a dead server left; refuse one that answers, and files that are no sockets."""
+    if not stat.S_ISSOCK(os.stat(path).st_mode):
+        raise ConfigError("the path is a file", where=where, hint="choose another path")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+            return
+    raise ConfigError("the path is taken by a server that runs", where=where, hint="choose another path")

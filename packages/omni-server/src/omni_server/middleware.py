@@ -1,0 +1,118 @@
+"""What happens to every request before its route: an id, the key, and the limit of its body. All are plain ASGI."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import uuid
+from collections.abc import Iterable
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from omni_server.errors import ApiError, error_response
+
+MAX_REQUEST_ID = 128
+OPEN_PATHS = frozenset({"/health", "/ready", "/ping", "/version", "/metrics"})
+"""What needs no key: load balancers and monitors read these. Everything else does, routes of plugins included."""
+_KEY_PROTOCOL = "openai-insecure-api-key."
+
+
+class RequestIdMiddleware:
+    """Give each request an id and send it back as X-Request-Id.
+
+    A client's own id is echoed, cut to 128 characters. It is a label only: the engine's ids are made by the server, so two
+    requests with the same label do not meet.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Label the request and its answer."""
+        if scope["type"] not in ("http", "websocket"):
+            await self.app(scope, receive, send)
+            return
+        label = Headers(scope=scope).get("x-request-id", "").strip()[:MAX_REQUEST_ID] or uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = label
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] in ("http.response.start", "websocket.accept"):
+                MutableHeaders(scope=message)["X-Request-Id"] = label
+            await send(message)
+
+        await self.app(scope, receive, send_with_id)
+
+
+class ApiKeyMiddleware:
+    """Refuse requests without one of the keys, on HTTP and WebSocket routes alike."""
+
+    def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
+        self.app = app
+        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the request through if it needs no key or brings one."""
+        is_free = scope["type"] not in ("http", "websocket") or scope.get("method") == "OPTIONS" or self._is_open(scope)
+        if is_free or self._knows(_given_key(scope)):
+            await self.app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await receive()  # the connect message, which must be read before the answer
+            await send({"type": "websocket.close", "code": 1008, "reason": "invalid API key"})
+        else:
+            message = "the API key is missing or wrong: send it as `Authorization: Bearer KEY`"
+            headers = {"WWW-Authenticate": "Bearer"}
+            await error_response(401, message, headers=headers)(scope, receive, send)
+
+    def _is_open(self, scope: Scope) -> bool:
+        path: str = scope["path"]
+        return path.removeprefix(scope.get("root_path", "").rstrip("/")) in OPEN_PATHS
+
+    def _knows(self, key: str) -> bool:
+        digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+        # Every key is compared, so that the time tells neither whether nor which one fits.
+        return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0
+
+
+class BodyLimitMiddleware:
+    """Refuse bodies of more than `limit` bytes, by their declared length or when they have grown past it."""
+
+    def __init__(self, app: ASGIApp, limit: int) -> None:
+        self.app = app
+        self.limit = limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Count the body as it is read."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        declared = Headers(scope=scope).get("content-length", "")
+        if declared.isdecimal() and int(declared[:20]) > self.limit:
+            await error_response(413, self._message())(scope, receive, send)
+            return
+        received = 0
+
+        async def receive_counted() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > self.limit:
+                raise ApiError(413, self._message())
+            return message
+
+        await self.app(scope, receive_counted, send)
+
+    def _message(self) -> str:
+        return f"the body is larger than {self.limit} bytes; send less, or start the server with a larger --max-body-bytes"
+
+
+def _given_key(scope: Scope) -> str:
+    headers = Headers(scope=scope)
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return key.strip()
+    if scope["type"] == "websocket":  # browsers cannot set headers there; OpenAI's clients use a subprotocol
+        for name in scope.get("subprotocols", []):
+            if name.startswith(_KEY_PROTOCOL):
+                return str(name.removeprefix(_KEY_PROTOCOL))
+    return ""

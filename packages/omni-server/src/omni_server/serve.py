@@ -1,0 +1,220 @@
+"""The command `omni serve`: starts an engine and serves it over HTTP until a signal says stop.
+
+The order matters. The port is taken first, so that a taken one is found before minutes of loading; connections are accepted
+only when every stage is ready; then `Listening on http://HOST:PORT` goes to stdout, and everything else to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from omni_core.errors import OmniError
+from omni_server import listening
+from omni_server.arguments import add_arguments, make_settings, model_of
+from omni_server.context import ServerSettings, ServerState
+
+if TYPE_CHECKING:
+    import uvicorn
+
+    from omni_server.engine import Engine
+
+logger = logging.getLogger(__name__)
+
+CLOSE_LIMIT_S = 30.0
+"""Seconds that the engine may take to end its stages."""
+EXIT_CODES = {signal.SIGTERM: 0, signal.SIGINT: 130}
+"""Exit code after each signal: SIGTERM is how a server is meant to end, SIGINT is a person at the keyboard."""
+
+
+class ServeCommand:
+    """Serve a model over HTTP.
+
+    Args:
+        make_engine: Makes the engine from the parsed arguments; by default an AsyncOmni.
+    """
+
+    def __init__(self, make_engine: Callable[[argparse.Namespace], Engine] | None = None) -> None:
+        self._make_engine = make_engine or make_async_omni
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Add the arguments of `omni serve`."""
+        from omni_core.deploy.flags import add_deploy_flags
+
+        parser.usage = "%(prog)s MODEL [options]"
+        add_arguments(parser)
+        add_deploy_flags(parser)
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Serve until SIGTERM (exit code 0) or SIGINT (130); a second signal kills at once.
+
+        Raises:
+            OmniError: The port cannot be taken, the configuration is wrong, or a stage did not start.
+        """
+        from omni_core.logs import setup_logging
+
+        setup_logging("server")
+        _log_uvicorn(args.uvicorn_log_level)
+        settings = make_settings(args)
+        with listening.bind(args.host, args.port, args.uds) as sock:
+            return asyncio.run(self._serve(args, settings, sock))
+
+    async def _serve(self, args: argparse.Namespace, settings: ServerSettings, sock: socket.socket) -> int:
+        begin = time.monotonic()
+        stop = StopSignal()
+        with stop.installed():
+            engine = self._make_engine(args)
+            try:
+                started = await stop.or_done(engine.start())
+                if started:
+                    logger.info("ready in %.1f s", time.monotonic() - begin)
+                    await self._listen(args, engine, settings, sock, stop)
+            finally:
+                await _close(engine)
+        assert stop.number is not None
+        logger.info("stopped by %s", stop.number.name)
+        return EXIT_CODES[stop.number]
+
+    async def _listen(
+        self, args: argparse.Namespace, engine: Engine, settings: ServerSettings, sock: socket.socket, stop: StopSignal
+    ) -> None:
+        from omni_server.app import build_app
+
+        state = ServerState()
+        app = build_app(engine, settings, state=state)
+        server = _make_server(app, args, lambda: listening.announce(sock, args.host))
+        listening.allow_restart(sock)
+        serving = asyncio.create_task(server.serve(sockets=[sock]))
+        stopping = asyncio.create_task(stop.event.wait())
+        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not serving.done():
+            logger.info("stopping: no new requests, up to %g s for those that run", args.shutdown_timeout)
+        state.draining = True
+        server.should_exit = True
+        stopping.cancel()
+        await serving
+        if stop.number is None:
+            raise OmniError("the HTTP server ended by itself", hint="the log above has the reason")
+
+
+class StopSignal:
+    """SIGTERM and SIGINT as an event. The first asks for an orderly end, the second kills."""
+
+    def __init__(self) -> None:
+        self.event = asyncio.Event()
+        self.number: signal.Signals | None = None
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Take both signals of this process while the context is open."""
+        loop = asyncio.get_running_loop()
+        for number in EXIT_CODES:
+            loop.add_signal_handler(number, self._on_signal, number)
+        try:
+            yield
+        finally:
+            for number in EXIT_CODES:
+                loop.remove_signal_handler(number)
+
+    async def or_done(self, work: Any) -> bool:
+        """Await `work`; return False, having cancelled it, if a signal came first."""
+        task = asyncio.ensure_future(work)
+        stopped = asyncio.create_task(self.event.wait())
+        try:
+            await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                return False
+            task.result()
+            return True
+        finally:
+            for item in (task, stopped):
+                item.cancel()
+            await asyncio.gather(task, stopped, return_exceptions=True)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        if self.number is not None:  # the stages watch this process and end with it
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        self.number = number
+        self.event.set()
+
+
+def make_async_omni(args: argparse.Namespace) -> Engine:
+    """Return the engine that the arguments describe, not started."""
+    from omni_core.client import AsyncOmni
+    from omni_core.deploy.flags import typed_flags
+
+    limits = {"stage_init_timeout": args.stage_init_timeout, "init_timeout": args.init_timeout}
+    given = {name: seconds for name, seconds in limits.items() if seconds is not None}
+    return AsyncOmni(model_of(args), **given, **typed_flags(args))
+
+
+def _make_server(app: Any, args: argparse.Namespace, on_ready: Callable[[], None]) -> uvicorn.Server:
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        """A server that says when it accepts connections, and leaves the signals to us."""
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            if self.started:
+                on_ready()
+
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield
+
+    config = uvicorn.Config(
+        _end_quietly(app),
+        log_config=None,  # its own would write the access log to stdout
+        access_log=args.uvicorn_log_level in ("info", "debug"),
+        lifespan="off",
+        root_path=args.root_path,
+        server_header=False,
+        timeout_graceful_shutdown=args.shutdown_timeout,
+    )
+    return Server(config)
+
+
+def _end_quietly(app: Any) -> Any:
+    """Return `app` with one line, not a traceback, for requests that outlive the time to drain."""
+
+    async def wrapped(scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await app(scope, receive, send)
+        except asyncio.CancelledError:  # the server's last word to a request: nothing above this waits for it
+            label = scope.get("state", {}).get("request_id", "-")
+            logger.warning("request %s is cut off: it did not end in time and the server is stopping", label)
+
+    return wrapped
+
+
+def _log_uvicorn(level: str) -> None:
+    """Send uvicorn's own lines to stderr, from `level` on."""
+    uvicorn_logger = logging.getLogger("uvicorn")
+    uvicorn_logger.setLevel(level.upper())
+    if level in ("info", "debug"):
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("(server) %(levelname)s %(asctime)s %(message)s", datefmt="%m-%d %H:%M:%S"))
+        uvicorn_logger.addHandler(handler)
+        uvicorn_logger.propagate = False
+
+
+async def _close(engine: Engine) -> None:
+    try:
+        async with asyncio.timeout(CLOSE_LIMIT_S):
+            await engine.close(0)  # requests had their time when the HTTP server ended
+    except TimeoutError:
+        logger.error("the engine did not end within %g s; its processes end with this one", CLOSE_LIMIT_S)
+
+
+command = ServeCommand()
