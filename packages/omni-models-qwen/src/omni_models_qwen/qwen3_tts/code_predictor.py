@@ -1,0 +1,234 @@
+"""The talker's code predictor: from a hidden state and codebook 0 to the other codes of the frame, one after another.
+
+A small Qwen3 of its own that reads at most 16 rows and forgets them after each frame. It is plain torch: its attention lives
+outside vLLM's paged cache and forward context, and all frames of a batch are predicted in one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from omni_core.capabilities import MtpSampling
+from omni_models_qwen.qwen3_tts.code_sampling import CodeSampling
+
+
+@dataclass(frozen=True)
+class PredictorConfig:
+    """Sizes of the predictor."""
+
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab_size: int
+    steps: int
+    """Codes it predicts: those of a frame without the first."""
+    talker_hidden: int
+    eps: float = 1e-6
+    rope_theta: float = 1e6
+
+    @classmethod
+    def read(cls, talker: Mapping[str, Any]) -> PredictorConfig:
+        """Return the sizes in a checkpoint's `talker_config`."""
+        raw = talker["code_predictor_config"]
+        return cls(
+            hidden=raw["hidden_size"],
+            intermediate=raw["intermediate_size"],
+            layers=raw["num_hidden_layers"],
+            heads=raw["num_attention_heads"],
+            kv_heads=raw["num_key_value_heads"],
+            head_dim=raw.get("head_dim", raw["hidden_size"] // raw["num_attention_heads"]),
+            vocab_size=raw["vocab_size"],
+            steps=talker["num_code_groups"] - 1,
+            talker_hidden=talker["hidden_size"],
+            eps=raw.get("rms_norm_eps", 1e-6),
+            rope_theta=float(raw.get("rope_theta", 1e6)),
+        )
+
+
+class CodePredictor(nn.Module):
+    """Predict the codes of frames and embed them."""
+
+    def __init__(self, config: PredictorConfig) -> None:
+        super().__init__()
+        self.config = config
+        rows = config.steps * config.vocab_size
+        # All tables in one, so that a frame is one look-up; the last row stands for "no code" and stays zero.
+        self.codec_embedding = _weight(rows + 1, config.talker_hidden)
+        self.lm_head = _weight(config.steps, config.vocab_size, config.hidden)
+        # Models whose talker is as wide as the predictor (0.6B) have no projection.
+        self.projects = config.talker_hidden != config.hidden
+        if self.projects:
+            self.projection_weight = _weight(config.hidden, config.talker_hidden)
+            self.projection_bias = _weight(config.hidden)
+        self.layers = nn.ModuleList(_Layer(config) for _ in range(config.layers))
+        self.norm = _weight(config.hidden)
+        cos, sin = _rotary_tables(config)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+        offsets = torch.arange(config.steps, dtype=torch.int64) * config.vocab_size
+        self.register_buffer("offsets", offsets, persistent=False)
+        self._last: tuple[tuple[MtpSampling, ...], CodeSampling] | None = None
+
+    def checkpoint_views(self) -> dict[str, Tensor]:
+        """Return where each tensor of the checkpoint goes, by its name after `talker.code_predictor.`."""
+        size = self.config.vocab_size
+        views = {"model.norm.weight": self.norm.data}
+        for step in range(self.config.steps):
+            views[f"model.codec_embedding.{step}.weight"] = self.codec_embedding.data[step * size : (step + 1) * size]
+            views[f"lm_head.{step}.weight"] = self.lm_head.data[step]
+        if self.projects:
+            views["small_to_mtp_projection.weight"] = self.projection_weight.data
+            views["small_to_mtp_projection.bias"] = self.projection_bias.data
+        for index, layer in enumerate(self.layers):
+            views |= {f"model.layers.{index}.{name}": view for name, view in layer.checkpoint_views().items()}
+        return views
+
+    def finish_loading(self) -> None:
+        """Write what follows from the loaded tensors: the zero row of the table, and joined norms."""
+        self.codec_embedding.data[-1].zero_()
+        for layer in self.layers:
+            layer.join_norms()
+
+    def embed(self, codes: Tensor) -> Tensor:
+        """Return the summed embeddings of codes 1 to Q-1 of frames; negative codes add nothing.
+
+        Args:
+            codes: int [B, Q-1].
+
+        Returns:
+            [B, talker hidden].
+        """
+        none = self.codec_embedding.shape[0] - 1
+        rows = torch.where(codes < 0, none, codes + self.offsets)
+        return F.embedding(rows, self.codec_embedding).sum(-2)
+
+    def forward(self, hidden: Tensor, first: Tensor, sampling: Sequence[MtpSampling], uniforms: Tensor | None) -> Tensor:
+        """Return codes 1 to Q-1 of each frame.
+
+        Args:
+            hidden: The talker's hidden states, normed [B, talker hidden].
+            first: Embeddings of the codes 0 [B, talker hidden].
+            sampling: How each row chooses.
+            uniforms: Random numbers [B, Q-1, V]; see `CodeSampling.choose`.
+
+        Returns:
+            int64 [B, Q-1].
+        """
+        config = self.config
+        settings = self._settings(tuple(sampling), hidden.device)
+        shape = (config.layers, 2, hidden.shape[0], config.kv_heads, config.steps + 1, config.head_dim)
+        cache = torch.empty(shape, dtype=hidden.dtype, device=hidden.device)
+        rows, start, codes = torch.stack([hidden, first], dim=1), 0, []
+        for step in range(config.steps):
+            state = self._run(rows, start, cache)
+            logits = F.linear(state, self.lm_head[step])
+            code = settings.choose(logits, None if uniforms is None else uniforms[:, step])
+            codes.append(code)
+            start += rows.shape[1]
+            rows = F.embedding(code + self.offsets[step], self.codec_embedding)[:, None]
+        return torch.stack(codes, dim=1)
+
+    def _settings(self, sampling: tuple[MtpSampling, ...], device: torch.device) -> CodeSampling:
+        """Return the settings of a batch; the last ones are kept, since a batch mostly stays the same for many steps."""
+        if self._last is None or self._last[0] != sampling:
+            self._last = sampling, CodeSampling.of(sampling, self.config.vocab_size, device)
+        return self._last[1]
+
+    def _run(self, rows: Tensor, start: int, cache: Tensor) -> Tensor:
+        """Return the last row's state [B, hidden] after reading `rows` [B, n, talker hidden] at positions from `start`."""
+        config = self.config
+        x = F.linear(rows, self.projection_weight, self.projection_bias) if self.projects else rows
+        end = start + rows.shape[1]
+        cos, sin = self.cos[start:end], self.sin[start:end]
+        for layer, layer_cache in zip(self.layers, cache, strict=True):
+            x = layer(x, cos, sin, layer_cache, start)
+        return F.rms_norm(x[:, -1], (config.hidden,), self.norm, config.eps)
+
+
+class _Layer(nn.Module):
+    """One decoder layer; query, key and value, and gate and up, are one matrix each."""
+
+    def __init__(self, config: PredictorConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.q, self.kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        self.qkv = _weight(self.q + 2 * self.kv, config.hidden)
+        self.out = _weight(config.hidden, self.q)
+        self.gate_up = _weight(2 * config.intermediate, config.hidden)
+        self.down = _weight(config.hidden, config.intermediate)
+        self.input_norm = _weight(config.hidden)
+        self.middle_norm = _weight(config.hidden)
+        self.q_norm = _weight(config.head_dim)
+        self.k_norm = _weight(config.head_dim)
+        joined = torch.empty(config.heads + config.kv_heads, 1, config.head_dim)
+        self.register_buffer("qk_norm", joined, persistent=False)
+
+    def join_norms(self) -> None:
+        """Write the norms of query and key heads as one, so that both are normed and rotated in one go."""
+        self.qk_norm[: self.config.heads] = self.q_norm
+        self.qk_norm[self.config.heads :] = self.k_norm
+
+    def checkpoint_views(self) -> dict[str, Tensor]:
+        q, k, v = self.qkv.data.split([self.q, self.kv, self.kv])
+        gate, up = self.gate_up.data.chunk(2)
+        return {
+            "self_attn.q_proj.weight": q,
+            "self_attn.k_proj.weight": k,
+            "self_attn.v_proj.weight": v,
+            "self_attn.o_proj.weight": self.out.data,
+            "self_attn.q_norm.weight": self.q_norm.data,
+            "self_attn.k_norm.weight": self.k_norm.data,
+            "mlp.gate_proj.weight": gate,
+            "mlp.up_proj.weight": up,
+            "mlp.down_proj.weight": self.down.data,
+            "input_layernorm.weight": self.input_norm.data,
+            "post_attention_layernorm.weight": self.middle_norm.data,
+        }
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: Tensor, start: int) -> Tensor:
+        eps = self.config.eps
+        x = x + self._attend(F.rms_norm(x, (self.config.hidden,), self.input_norm, eps), cos, sin, cache, start)
+        gate, up = F.linear(F.rms_norm(x, (self.config.hidden,), self.middle_norm, eps), self.gate_up).chunk(2, -1)
+        return x + F.linear(F.silu(gate) * up, self.down)
+
+    def _attend(self, x: Tensor, cos: Tensor, sin: Tensor, cache: Tensor, start: int) -> Tensor:
+        config, (batch, length, _) = self.config, x.shape
+        qk, v = F.linear(x, self.qkv).split([self.q + self.kv, self.kv], -1)
+        qk = qk.view(batch, length, -1, config.head_dim).transpose(1, 2)
+        qk = _rotate(F.rms_norm(qk, (config.head_dim,), eps=config.eps) * self.qk_norm, cos, sin)
+        q, k = qk.split([config.heads, config.kv_heads], 1)
+        v = v.view(batch, length, -1, config.head_dim).transpose(1, 2)
+        end = start + length
+        cache[0, :, :, start:end], cache[1, :, :, start:end] = k, v
+        # More than one row comes only at the start, so the causal mask is square there and not needed later.
+        seen = F.scaled_dot_product_attention(
+            q, cache[0, :, :, :end], cache[1, :, :, :end], is_causal=length > 1, enable_gqa=config.heads != config.kv_heads
+        )
+        return F.linear(seen.transpose(1, 2).reshape(batch, length, self.q), self.out)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    low, high = x.chunk(2, -1)
+    return (x * cos + torch.cat([-high, low], -1) * sin).to(x.dtype)
+
+
+def _rotary_tables(config: PredictorConfig) -> tuple[Tensor, Tensor]:
+    """Return cosines and sines [positions, head_dim] in float32."""
+    half = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+    angles = torch.arange(config.steps + 1, dtype=torch.float32)[:, None] * config.rope_theta**-half
+    angles = torch.cat([angles, angles], -1)
+    return angles.cos(), angles.sin()
+
+
+def _weight(*shape: int) -> nn.Parameter:
+    """Return a parameter to be loaded: its values are undefined until then."""
+    return nn.Parameter(torch.empty(shape), requires_grad=False)

@@ -1,0 +1,46 @@
+"""The topology of Qwen3-TTS: the talker, token by token, and the codec decoder, chunk by chunk."""
+
+from __future__ import annotations
+
+from omni_core.pipeline import ExecutionType, PipelineConfig, StagePipelineConfig
+
+_HERE = "omni_models_qwen.qwen3_tts"
+
+QWEN3_TTS = PipelineConfig(
+    model_type="qwen3_tts",
+    model_arch="Qwen3TTSTalkerForConditionalGeneration",
+    hf_architectures=("Qwen3TTSForConditionalGeneration",),
+    default_deploy_config_name="qwen3_tts.yaml",
+    speech=f"{_HERE}.speech:Qwen3TTSSpeech",
+    stages=(
+        StagePipelineConfig(
+            stage_id=0,
+            model_stage="qwen3_tts",
+            execution_type=ExecutionType.LLM_AR,
+            model_arch="Qwen3TTSTalkerForConditionalGeneration",
+            engine_output_type="latent",
+            owns_tokenizer=True,
+            custom_process_input_func=f"{_HERE}.input:Qwen3TTSInput",
+            custom_process_next_stage_input_func=f"{_HERE}.handoff:talker2code2wav",
+            async_chunk_process_next_stage_input_func=f"{_HERE}.handoff:talker2code2wav_async_chunk",
+            sampling_constraints={"detokenize": False, "stop_token_ids": [2150]},
+            supports_native_mrv2_data_plane=True,
+            extras={"tts_args": {"max_instructions_chars": 500, "default_voice": "vivian"}},
+        ),
+        StagePipelineConfig(
+            stage_id=1,
+            model_stage="code2wav",
+            execution_type=ExecutionType.LLM_GENERATION,
+            model_arch="Qwen3TTSCode2Wav",
+            input_sources=(0,),
+            final_output=True,
+            final_output_type="audio",
+            engine_output_type="audio",
+            sampling_constraints={"detokenize": True},
+            supports_native_mrv2_data_plane=True,
+            requires_full_payload_input=True,
+            model_subdir="speech_tokenizer",
+        ),
+    ),
+)
+"""The two-stage pipeline. 2150 is the codec's end-of-speech id, the same in every released checkpoint."""

@@ -1,0 +1,251 @@
+"""What a Qwen3-TTS checkpoint accepts as speech: the rules of AP-02, checked in the server's process without torch."""
+
+from __future__ import annotations
+
+import json
+import math
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from omni_core.errors import RequestError
+from omni_core.speech import PreparedSpeech, ReferenceAudio, SpeechAdapter, SpeechPrompt, SpeechTraits
+from omni_models_qwen.qwen3_tts.checkpoint import Checkpoint
+from omni_models_qwen.qwen3_tts.pipeline import QWEN3_TTS
+
+if TYPE_CHECKING:
+    from omni_core.model_info import ModelInfo
+
+_TTS_ARGS = QWEN3_TTS.stages[0].extras["tts_args"]
+_SAMPLE_RATE = 24_000
+_SAMPLES_PER_FRAME = 1920
+_ALWAYS = frozenset({"language", "task_type", "non_streaming_mode", "max_new_tokens", "seed", "initial_codec_chunk_frames"})
+_CLONING = frozenset({"ref_audio", "ref_text", "x_vector_only_mode", "speaker_embedding"})
+_NAMED = ("voice", "instructions", "ref_audio", "ref_text", "x_vector_only_mode", "speaker_embedding")
+"""Fields that only some variants accept."""
+_MIN_FRAMES = 2
+"""`min_tokens` of the deploy file, which may not be more than a request's limit."""
+_MAX_SEED = 2**63 - 1
+
+
+class Qwen3TTSSpeech(SpeechAdapter):
+    """Check speech prompts against one Qwen3-TTS checkpoint."""
+
+    def __init__(self, model: ModelInfo) -> None:
+        super().__init__(model)
+        self.checkpoint = Checkpoint.read(model.path)
+        self._codec = _codec_facts(self.checkpoint)
+
+    @cached_property
+    def traits(self) -> SpeechTraits:
+        """What this checkpoint accepts and makes."""
+        checkpoint = self.checkpoint
+        voices = tuple(checkpoint.voices) if checkpoint.task == "CustomVoice" else ()
+        preferred = _TTS_ARGS["default_voice"]
+        return SpeechTraits(
+            sample_rate=self._codec["output_sample_rate"],
+            channels=1,
+            voices=voices,
+            default_voice=next((name for name in voices if name.lower() == preferred), None),
+            languages=("Auto", *(name.title() for name in checkpoint.spoken_languages)),
+            task_types=(checkpoint.task,),
+            accepts=self._accepts(),
+            clones=checkpoint.task == "Base",
+            max_instructions_chars=_TTS_ARGS["max_instructions_chars"],
+            samples_per_frame=self._codec["decode_upsample_rate"],
+        )
+
+    def _accepts(self) -> frozenset[str]:
+        fields = set(_ALWAYS)
+        if self.checkpoint.task == "CustomVoice":
+            fields.add("voice")
+        if self.checkpoint.task == "Base":
+            fields |= _CLONING
+        if self.checkpoint.takes_instructions:
+            fields.add("instructions")
+        return frozenset(fields)
+
+    def prepare(self, prompt: SpeechPrompt) -> PreparedSpeech:
+        """Return the prompt as inputs of the talker.
+
+        Raises:
+            RequestError: A field cannot be used; `param` names it and the hint lists what can.
+        """
+        self._check_text(prompt.text)
+        self._check_task(prompt)
+        self._check_fields(prompt)
+        inputs: dict[str, Any] = {
+            "text": prompt.text,
+            "language": self._language(prompt.language),
+            "voice": self._voice(prompt.voice),
+            "instructions": self._instructions(prompt.instructions),
+            "non_streaming_mode": self._whole_text(prompt.non_streaming_mode),
+            "initial_codec_chunk_frames": _whole(
+                prompt.initial_codec_chunk_frames, "initial_codec_chunk_frames", 0, self.traits.max_new_tokens
+            ),
+        }
+        if self.traits.clones:
+            inputs |= self._reference(prompt)
+        sampling: dict[str, Any] = {}
+        if prompt.max_new_tokens is not None:
+            limit = _whole(prompt.max_new_tokens, "max_new_tokens", 1, self.traits.max_new_tokens)
+            sampling["max_tokens"] = limit
+            if limit is not None and limit < _MIN_FRAMES:
+                sampling["min_tokens"] = limit
+        if prompt.seed is not None:
+            sampling["seed"] = _whole(prompt.seed, "seed", -_MAX_SEED - 1, _MAX_SEED)
+        return PreparedSpeech(inputs=inputs, sampling={0: sampling} if sampling else {})
+
+    def _check_text(self, text: str) -> None:
+        if not text.strip():
+            raise RequestError("there is no text to speak", param="input", hint="send at least one word")
+        if len(text) > (limit := self.traits.max_text_chars):
+            raise RequestError(
+                f"the text has {len(text)} characters, but at most {limit} are accepted",
+                param="input",
+                hint="send it in several requests",
+            )
+
+    def _check_task(self, prompt: SpeechPrompt) -> None:
+        own = self.checkpoint.task
+        references = prompt.ref_audio is not None or prompt.ref_text is not None or prompt.speaker_embedding is not None
+        asked = prompt.task_type or ("Base" if references else own)
+        if asked.lower() != own.lower():
+            raise RequestError(
+                f"this request is of the task {asked!r}, but the model {self.checkpoint.folder.name!r} does {own!r}",
+                param="task_type" if prompt.task_type else "ref_audio",
+                hint=f"send a request for {own}, or serve a {asked} checkpoint",
+            )
+
+    def _check_fields(self, prompt: SpeechPrompt) -> None:
+        for name in _NAMED:
+            if getattr(prompt, name) is None or name in self.traits.accepts:
+                continue
+            if name == "voice" and str(prompt.voice).lower() == "default":
+                continue  # clients whose library insists on a voice send this
+            if name == "instructions" and not prompt.instructions:
+                continue
+            raise RequestError(
+                f"{name!r} has no effect with this {self.checkpoint.task} model",
+                param=name,
+                hint=f"leave it out; accepted are {', '.join(sorted(self.traits.accepts))}",
+            )
+        for name in prompt.extra:
+            raise RequestError(f"{name!r} has no effect with this model", param=name, hint="leave it out")
+
+    def _language(self, language: str | None) -> str:
+        asked = (language or "auto").lower()
+        if asked not in (name.lower() for name in self.traits.languages):
+            known = ", ".join(self.traits.languages)
+            raise RequestError(f"the language {language!r} is not known", param="language", hint=f"known are {known}")
+        return asked
+
+    def _voice(self, voice: str | None) -> str | None:
+        if self.checkpoint.task != "CustomVoice":
+            return None
+        asked = voice if voice and voice.lower() != "default" else self.traits.default_voice
+        found = next((name for name in self.traits.voices if asked and name.lower() == asked.lower()), None)
+        if found is None:
+            what = "this model needs a voice" if asked is None else f"the voice {asked!r} is not known"
+            raise RequestError(what, param="voice", hint=f"known are {', '.join(self.traits.voices)}")
+        return found
+
+    def _instructions(self, instructions: str | None) -> str | None:
+        if instructions is None and self.checkpoint.task == "VoiceDesign":
+            raise RequestError(
+                "a VoiceDesign model needs instructions",
+                param="instructions",
+                hint="describe the voice; an empty string leaves the choice to the model",
+            )
+        if instructions and len(instructions) > (limit := self.traits.max_instructions_chars):
+            raise RequestError(
+                f"the instructions have {len(instructions)} characters, but at most {limit} are accepted",
+                param="instructions",
+                hint="shorten them",
+            )
+        return instructions or None
+
+    def _whole_text(self, asked: bool | None) -> bool:
+        return self.checkpoint.task != "Base" if asked is None else asked
+
+    def _reference(self, prompt: SpeechPrompt) -> dict[str, Any]:
+        if prompt.speaker_embedding is not None:
+            return self._embedding(prompt)
+        if prompt.ref_audio is None:
+            raise RequestError(
+                "a Base model clones a voice and needs a sample of it",
+                param="ref_audio",
+                hint="send ref_audio (1 to 30 s) with ref_text, or speaker_embedding",
+            )
+        x_vector_only = bool(prompt.x_vector_only_mode)
+        words = (prompt.ref_text or "").strip()
+        if not x_vector_only and not words:
+            raise RequestError(
+                "the words of the reference are missing",
+                param="ref_text",
+                hint="send what ref_audio says as ref_text, or set x_vector_only_mode to true",
+            )
+        if x_vector_only and prompt.ref_text is not None:
+            raise RequestError(
+                "'ref_text' has no effect when x_vector_only_mode is true", param="ref_text", hint="leave one of the two out"
+            )
+        self._check_reference(prompt.ref_audio)
+        return {
+            "ref_audio": np.ascontiguousarray(prompt.ref_audio.samples, dtype=np.float32),
+            "ref_sample_rate": int(prompt.ref_audio.sample_rate),
+            "ref_text": None if x_vector_only else prompt.ref_text,
+            "x_vector_only": x_vector_only,
+        }
+
+    def _embedding(self, prompt: SpeechPrompt) -> dict[str, Any]:
+        for name in ("ref_audio", "ref_text"):
+            if getattr(prompt, name) is not None:
+                raise RequestError(f"'speaker_embedding' and {name!r} exclude each other", param=name, hint="send one of them")
+        if prompt.x_vector_only_mode is False:
+            raise RequestError(
+                "in-context cloning needs ref_audio, not speaker_embedding",
+                param="x_vector_only_mode",
+                hint="leave it out",
+            )
+        values = prompt.speaker_embedding or ()
+        width = self.checkpoint.speaker_width or self.checkpoint.hidden_size
+        if len(values) != width or not all(map(math.isfinite, values)):
+            raise RequestError(
+                f"the speaker embedding must be {width} finite numbers, not {len(values)} values",
+                param="speaker_embedding",
+                hint="use an embedding made with this model",
+            )
+        return {"speaker_embedding": np.asarray(values, dtype=np.float32)}
+
+    def _check_reference(self, audio: ReferenceAudio) -> None:
+        if audio.sample_rate <= 0 or audio.samples.ndim != 1:
+            raise RequestError("the reference audio must be mono with a positive sample rate", param="ref_audio")
+        seconds = len(audio.samples) / audio.sample_rate
+        low, high = self.traits.min_reference_s, self.traits.max_reference_s
+        if not low <= seconds <= high:
+            raise RequestError(
+                f"the reference audio is {seconds:.1f} s long, but must have {low:g} to {high:g} s",
+                param="ref_audio",
+                hint="cut it, or take a longer one",
+            )
+        if not np.isfinite(audio.samples).all():
+            raise RequestError("the reference audio has samples that are no finite numbers", param="ref_audio")
+
+
+def _whole(value: int | None, name: str, low: int, high: int) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise RequestError(f"{name!r} must be a whole number from {low} to {high}, not {value!r}", param=name)
+    return value
+
+
+def _codec_facts(checkpoint: Checkpoint) -> dict[str, int]:
+    """Return rate and hop of the codec; the published values where its config is not there (its stage then reports that)."""
+    facts = {"output_sample_rate": _SAMPLE_RATE, "decode_upsample_rate": _SAMPLES_PER_FRAME}
+    try:
+        raw = json.loads((checkpoint.folder / "speech_tokenizer" / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return facts
+    return {name: int(raw.get(name, value)) for name, value in facts.items()}

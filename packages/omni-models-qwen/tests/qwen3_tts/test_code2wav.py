@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from omni_core.engine.light_runner import LightRunner
+from omni_core.errors import ConfigError, RequestError
+from omni_core.payload import decode_payload, encode_payload
+from omni_core.runner import LightChunk, StageInput
+from omni_core.stage import ResolvedStage
+from omni_models_qwen.qwen3_tts.code2wav import Qwen3TTSCode2Wav
+
+pytestmark = pytest.mark.engine
+
+FRAME = 1920
+
+
+@pytest.fixture(scope="module")
+def model(tiny_base: Path, stage_of: Callable[..., ResolvedStage]) -> Qwen3TTSCode2Wav:
+    return Qwen3TTSCode2Wav.load(stage_of(tiny_base, 1, engine_args={"dtype": "float32"}))
+
+
+def codes(frames: int, seed: int = 0) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(seed).integers(0, 2048, (frames, 16), dtype=np.int32)
+
+
+def chunk(model: Qwen3TTSCode2Wav, state: Any = None, request_id: str = "r", **payload: Any) -> LightChunk:
+    state = model.begin(request_id, {}) if state is None else state
+    # Across a connector arrays come back read-only.
+    return LightChunk(request_id, state, decode_payload(encode_payload(payload)), False)
+
+
+def audio(model: Qwen3TTSCode2Wav, *chunks: LightChunk) -> list[np.ndarray[Any, Any]]:
+    return [output["audio"] for output in model.step(chunks)]
+
+
+@pytest.mark.usefixtures("inference")
+def test_golden_codes_become_the_references_audio(case: Any, stage_of: Callable[..., ResolvedStage]) -> None:
+    stage = Qwen3TTSCode2Wav.load(stage_of(case.folder, 1))
+    reference = case.array("ref_codes")
+    first = {} if reference is None else {"ref_codes": reference, "ref_total": len(reference)}
+    state, made = stage.begin("r", {}), []
+
+    for start in range(0, len(case.array("codes")), 5):
+        part = chunk(stage, state, codes=case.array("codes")[start : start + 5], **first)
+        made += audio(stage, part)
+        first = {}
+
+    found = np.concatenate(made)
+    assert found.dtype == np.float32
+    assert found.shape == (len(case.array("wav")), 1)
+    assert np.abs(found[:, 0] - case.array("wav")).max() < 1e-4
+
+
+def test_output_is_described(model: Qwen3TTSCode2Wav) -> None:
+    assert (model.sample_rate, model.channels) == (24000, 1)
+
+
+def test_chunks_of_one_size_form_a_group(model: Qwen3TTSCode2Wav) -> None:
+    keys = [
+        model.group(chunk(model, codes=codes(4))),
+        model.group(chunk(model, codes=codes(4, seed=1))),
+        model.group(chunk(model, codes=codes(5))),
+        model.group(chunk(model, codes=codes(4), ref_codes=codes(3), ref_total=9)),
+        model.group(chunk(model)),
+    ]
+
+    assert keys[0] == keys[1]
+    assert len(set(keys)) == 4
+
+
+def test_a_group_gives_what_each_gives_alone(model: Qwen3TTSCode2Wav) -> None:
+    parts = [{"codes": codes(6, seed), "ref_codes": codes(8, seed + 10)} for seed in range(3)]
+
+    together = audio(model, *(chunk(model, **part) for part in parts))
+
+    for part, found in zip(parts, together, strict=True):
+        (alone,) = audio(model, chunk(model, **part))
+        np.testing.assert_allclose(found, alone, atol=1e-5)
+
+
+def test_reference_is_heard_and_left_out(model: Qwen3TTSCode2Wav) -> None:
+    (whole,) = audio(model, chunk(model, codes=np.concatenate((codes(20, 1), codes(3)))))
+
+    (found,) = audio(model, chunk(model, codes=codes(3), ref_codes=codes(20, 1), ref_total=20))
+
+    np.testing.assert_allclose(found, whole[20 * FRAME :], atol=1e-5)
+
+
+@pytest.mark.parametrize("payload", [{}, {"codes": codes(0)}, {"codes": np.zeros((0, 16), np.int32)}])
+def test_a_last_payload_may_be_empty(model: Qwen3TTSCode2Wav, payload: dict[str, Any]) -> None:
+    (found,) = audio(model, chunk(model, **payload))
+
+    assert found.shape == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("payload", "message"),
+    [
+        ({"codes": np.full((2, 16), 2048)}, "codes holds ids from 2048 to 2048, but the codebooks have 2048 rows"),
+        ({"codes": np.full((2, 16), -1)}, "codes holds ids from -1 to -1"),
+        ({"codes": codes(2)[:, :8]}, r"codes must be whole numbers \[frames, 16\], not int32 \[2, 8\]"),
+        ({"codes": np.zeros((2, 16), np.float32)}, "not float32"),
+        ({"codes": np.zeros(16, np.int32)}, r"not int32 \[16\]"),
+        ({"codes": 7}, r"not int64 \[1\]"),
+        ({"codes": codes(2), "ref_codes": np.full((1, 16), 4096)}, "ref_codes holds ids from 4096"),
+    ],
+    ids=["too large", "negative", "too few", "floats", "one row", "one number", "reference"],
+)
+def test_codes_that_cannot_be_are_refused(model: Qwen3TTSCode2Wav, payload: dict[str, Any], message: str) -> None:
+    good, bad = chunk(model, codes=codes(2), request_id="good"), chunk(model, request_id="bad", **payload)
+
+    model.group(bad)
+    with pytest.raises(RequestError, match=message) as error:
+        model.step([good, bad])
+
+    assert error.value.where == "request bad"
+    assert good.state.frames == bad.state.frames == 0
+
+
+def test_a_reference_after_the_first_frames_is_refused(model: Qwen3TTSCode2Wav) -> None:
+    first = chunk(model, codes=codes(2))
+    audio(model, first)
+
+    with pytest.raises(RequestError, match="ref_codes came after the first frames"):
+        audio(model, chunk(model, first.state, codes=codes(2), ref_codes=codes(2)))
+
+
+def test_a_checkpoint_without_a_codec_is_named(tmp_path: Path, stage_of: Callable[..., ResolvedStage]) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read config\.json") as error:
+        Qwen3TTSCode2Wav.load(stage_of(tmp_path, 1))
+
+    assert error.value.where == str(tmp_path / "speech_tokenizer" / "config.json")
+
+
+def test_a_codec_cut_short_is_named(tiny_base: Path, tmp_path: Path, stage_of: Callable[..., ResolvedStage]) -> None:
+    codec = tmp_path / "speech_tokenizer"
+    codec.mkdir()
+    (codec / "config.json").symlink_to(tiny_base / "speech_tokenizer" / "config.json")
+    weights = (tiny_base / "speech_tokenizer" / "model.safetensors").read_bytes()
+    (codec / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+
+    with pytest.raises(ConfigError, match=r"model\.safetensors is cut short or damaged") as error:
+        Qwen3TTSCode2Wav.load(stage_of(tmp_path, 1))
+
+    assert error.value.where == str(codec / "model.safetensors")
+
+
+def test_an_unknown_dtype_is_refused(tiny_base: Path, stage_of: Callable[..., ResolvedStage]) -> None:
+    with pytest.raises(ConfigError, match="cannot use dtype 'int8'"):
+        Qwen3TTSCode2Wav.load(stage_of(tiny_base, 1, engine_args={"dtype": "int8"}))
+
+
+def test_requests_share_the_light_runners_steps(tiny_base: Path, stage_of: Callable[..., ResolvedStage]) -> None:
+    target = "omni_models_qwen.qwen3_tts.code2wav:Qwen3TTSCode2Wav"
+    stage = stage_of(tiny_base, 1, architecture_target=target)
+
+    async def speak(runner: LightRunner, seed: int) -> np.ndarray[Any, Any]:
+        name = f"r{seed}"
+
+        async def feed() -> None:
+            for start in (0, 4, 8):
+                await runner.push(name, {"codes": codes(12, seed)[start : start + 4]}, start == 8)
+
+        pieces = runner.run(StageInput(name, {}, {}, streaming=True))
+        first = asyncio.ensure_future(anext(pieces))
+        await asyncio.sleep(0)  # the runner knows the request once its iterator has begun
+        feeding = asyncio.create_task(feed())
+        found = [await first, *[piece async for piece in pieces]]
+        await feeding
+        return np.concatenate([piece.tensors["audio"] for piece in found])
+
+    async def scenario() -> tuple[Any, list[np.ndarray[Any, Any]]]:
+        runner = LightRunner(stage)
+        try:
+            facts = await runner.start()
+            async with asyncio.timeout(60):
+                return facts, list(await asyncio.gather(*(speak(runner, seed) for seed in range(3))))
+        finally:
+            await runner.stop()
+
+    facts, spoken = asyncio.run(scenario())
+
+    model = Qwen3TTSCode2Wav.load(stage)
+    assert facts == {"sample_rate": 24000, "channels": 1}
+    for seed, found in enumerate(spoken):
+        (alone,) = audio(model, chunk(model, codes=codes(12, seed)))
+        np.testing.assert_allclose(found, alone, atol=1e-5)

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from omni_core.errors import ConfigError
+from omni_core.stage import ResolvedEdge
+from omni_core.target import find_module
+from omni_models_qwen import plugin
+
+
+def test_plugin_offers_the_pipeline_with_all_its_targets() -> None:
+    (pipeline,) = plugin.omni_pipelines()
+
+    architectures = plugin.omni_architectures()
+
+    assert pipeline.model_type == "qwen3_tts"
+    for stage in pipeline.stages:
+        find_module(architectures[pipeline.architecture(stage.stage_id)])
+        for target in stage.targets.values():
+            find_module(target)
+    assert pipeline.speech is not None
+    find_module(pipeline.speech)
+
+
+def test_default_deploy_file_is_in_the_offered_folder() -> None:
+    (pipeline,) = plugin.omni_pipelines()
+    (folder,) = plugin.omni_deploy_dirs()
+
+    assert pipeline.default_deploy_config_name is not None
+    assert (folder / pipeline.default_deploy_config_name).is_file()
+
+
+def test_plugin_names_the_configuration_and_the_tiny_checkpoints() -> None:
+    (tiny,) = plugin.omni_tiny_models()
+
+    find_module(plugin.omni_hf_configs()["qwen3_tts"])
+    find_module(tiny.target)
+    assert tiny.variants == ("custom_voice", "base", "voice_design")
+
+
+def test_loading_the_plugin_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, omni_models_qwen.plugin; "
+        "print(sorted({'torch', 'vllm', 'transformers', 'numpy', 'tokenizers'} & set(sys.modules)))"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+
+    assert done.stdout.strip() == "[]"
+
+
+def test_preparing_a_request_in_the_server_imports_neither_torch_nor_vllm() -> None:
+    code = (
+        "import sys, omni_models_qwen.qwen3_tts.speech, omni_models_qwen.qwen3_tts.handoff, omni_models_qwen.qwen3_tts.input; "
+        "print(sorted({'torch', 'vllm', 'transformers'} & set(sys.modules)))"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+
+    assert done.stdout.strip() == "[]"
+
+
+def _stages(pipeline: str, **options: object) -> tuple[SimpleNamespace, ...]:
+    edge = ResolvedEdge(0, 1, "shm", "m:C", stream=options)
+    return (SimpleNamespace(pipeline=pipeline, outputs=(edge,)), SimpleNamespace(pipeline=pipeline, outputs=()))
+
+
+def test_a_wrong_chunk_option_is_an_error_before_anything_starts() -> None:
+    with pytest.raises(ConfigError, match="did you mean codec_chunk_frames"):
+        plugin.omni_config_resolved(_stages("qwen3_tts", codec_chunk_frame=25))  # type: ignore[arg-type]
+
+
+def test_options_of_other_pipelines_are_theirs() -> None:
+    plugin.omni_config_resolved(_stages("another", codec_chunk_frame=25))  # type: ignore[arg-type]
