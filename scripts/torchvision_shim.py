@@ -1,8 +1,8 @@
 """Make PyPI's torchvision importable beside CPU torch; `scripts/setup` copies this file into `.venv`.
 
 PyPI's wheel is linked against CUDA. Beside CPU torch its C++ library does not load, and its Python files then fail while they
-register fake kernels for operators that nobody declared. Declaring the operators' schemas first is enough, since none of them is
-called here. Users of PyTorch's CPU index have a torchvision that fits and do not need this.
+register fake kernels for operators that nobody declared. Declaring the operators' schemas first is enough, since none of them
+is called here. Users of PyTorch's CPU index have a torchvision that fits and do not need this.
 
 A `.pth` file imports this module at every start of Python, so it only installs an import hook; torch is imported when somebody
 imports torchvision.
@@ -35,11 +35,10 @@ _library = None
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         if name == "torchvision":
             sys.meta_path.remove(self)
             _declare()
-        return None
 
 
 def _declare() -> None:

@@ -1,0 +1,1 @@
+"""An example plugin for Omni: every character becomes a number, and every number a short tone."""
