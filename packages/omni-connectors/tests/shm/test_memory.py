@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from omni_connectors.shm import memory
 from omni_connectors.shm.memory import SLOT_HEADER, Arena, check_memory, create_memory, map_payload, write_payload
 from omni_core.connector import ConnectorError, PayloadNotReady
 from omni_core.payload import EncodedPayload, decode_payload
@@ -91,6 +93,22 @@ def test_a_retracted_or_replaced_payload_is_not_read(arena: Arena) -> None:
     with pytest.raises(PayloadNotReady):
         arena.consume(0, 5, payload.nbytes)
     assert decode_payload(arena.consume(0, 6, payload.nbytes)) == {"x": 1}
+
+
+def test_a_payload_that_is_retracted_while_it_is_copied_is_not_returned(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    payload = EncodedPayload({"x": 1})
+    arena.write(0, 5, payload)
+    make = memory.np.empty
+
+    def retract_meanwhile(*args: Any) -> Any:
+        arena.retract(0)
+        return make(*args)
+
+    monkeypatch.setattr(memory.np, "empty", retract_meanwhile)
+
+    with pytest.raises(PayloadNotReady, match="while it was read"):
+        arena.consume(0, 5, payload.nbytes)
+    assert not arena.consumed(0, 5)
 
 
 @pytest.mark.parametrize("place", [(-64, 0), (8, 64), (1 << 16, 0), (0, 1 << 16), (0, -1), (64, 2**62)], ids=str)

@@ -76,7 +76,8 @@ class Waiting:
 def waits(connector: SharedMemoryConnector) -> bool:
     inner = connector._sender
     assert inner is not None
-    return any(not entry.ready for entry in inner._entries.values())
+    with inner._changed:
+        return any(not entry.ready for entry in inner._entries.values())
 
 
 def test_a_full_arena_overflows_to_memory_outside_and_then_refuses(ends: Any) -> None:
@@ -204,6 +205,22 @@ def test_close_ends_a_waiting_put(ends: Any) -> None:
 
     with pytest.raises(ConnectorError, match="closed"):
         put.end()
+
+
+def test_close_before_a_waiting_put_has_woken_ends_it_too(ends: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    sending, _ = ends
+    fill_up(sending)
+    inner = sending._sender
+
+    def close_meanwhile(timeout_s: float) -> None:
+        inner._closed = True
+        for payload_id in list(inner._entries):
+            inner._drop(payload_id)
+
+    monkeypatch.setattr(inner._changed, "wait", close_meanwhile)
+
+    with pytest.raises(ConnectorError, match="closed"):
+        sending.put("request", 0, payload(8000), LONG_S)
 
 
 def test_a_lost_message_does_not_lose_room(ends: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,8 +111,7 @@ class Sender:
         deadline = now + timeout_s
         leave_arena_at = min(deadline, now + ARENA_WAIT_S) if entry.nbytes <= SLOT_LIMIT_BYTES else now
         while payload_id in self._entries:
-            if self._closed:
-                raise ConnectorError("the connector is closed", where=self._edge.name)
+            self._check_open()
             if entry.nbytes <= SLOT_LIMIT_BYTES and self._take_slot(entry):
                 return
             now = time.monotonic()
@@ -130,6 +129,12 @@ class Sender:
                     hint="the receiving stage is too slow or stands still",
                 )
             self._changed.wait((leave_arena_at if now < leave_arena_at else deadline) - now)
+        # Forgotten by a cleanup, which is no error, or by `close`.
+        self._check_open()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ConnectorError("the connector is closed", where=self._edge.name)
 
     def _take_slot(self, entry: _Entry) -> bool:
         entry.slot = self._slots.take(SLOT_HEADER + entry.nbytes)
@@ -157,6 +162,7 @@ class Sender:
                 entry.memory, entry.ready = fd, True
             else:
                 os.close(fd)
+                self._check_open()
 
     def cleanup(self, request_id: str) -> None:
         """Free every payload of a request."""
