@@ -16,7 +16,11 @@ from pathlib import Path
 from rows import Row, as_table, from_json
 
 HERE = Path(__file__).parent
-QUICK: dict[str, list[str]] = {"step_overhead": ["--quick"], "start_to_ready": ["--n", "2"], "serving": ["--n", "16"]}
+QUICK: dict[str, list[str]] = {
+    "step_overhead": ["--rounds", "2", "--steps", "60"],
+    "start_to_ready": ["--n", "2"],
+    "serving": ["--n", "16"],
+}
 LIMIT_S = 3600
 
 

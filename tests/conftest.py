@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import subprocess
 import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,16 +21,17 @@ POLL_S = 0.05
 
 @dataclass(frozen=True)
 class Traces:
-    """What a program started with `env` has on this machine: its processes, their shared memory, their run directories."""
+    """What a program started with `env` has on this machine: its processes, their shared memory, their temporary files."""
 
+    temporary: Path
+    """The program's own folder for temporary files."""
     tag: str = field(default_factory=lambda: uuid.uuid4().hex)
     shm_before: frozenset[str] = field(default_factory=lambda: frozenset(_inodes()))
-    runs_before: frozenset[Path] = field(default_factory=lambda: frozenset(_run_dirs()))
 
     @property
     def env(self) -> dict[str, str]:
         """Variables that every descendant inherits, whoever its parent is by then."""
-        return {"WORKSPACE_TEST_TAG": self.tag, "OMP_NUM_THREADS": "1"}
+        return {"WORKSPACE_TEST_TAG": self.tag, "OMP_NUM_THREADS": "1", "TMPDIR": str(self.temporary)}
 
     def processes(self) -> list[psutil.Process]:
         """Return the program and its descendants, zombies apart."""
@@ -45,28 +45,22 @@ class Traces:
         return found
 
     def shared_memory(self) -> set[str]:
-        """Return files of /dev/shm that are new and that no other program has open."""
+        """Return files of /dev/shm that are new and that no other program uses."""
         new = {name: inode for name, inode in _inodes().items() if name not in self.shm_before}
         others = _shm_of_others(self.tag) if new else set()
         return {name for name, inode in new.items() if inode not in others}
 
-    def run_dirs(self, server: int | None = None) -> set[Path]:
-        """Return the run directories of the server with this pid, or all whose server is new and gone."""
-        if server is not None:
-            return set(Path(tempfile.gettempdir()).glob(f"omni-{server}-*"))
-        return {path for path in _run_dirs() - self.runs_before if not psutil.pid_exists(int(path.name.split("-")[1]))}
+    def files(self) -> set[str]:
+        """Return the program's temporary files; torch keeps its cache of compiled code for the next start."""
+        return {path.name for path in self.temporary.iterdir() if not path.name.startswith("torchinductor_")}
 
-    def wait_until_gone(self, server: int | None = None, timeout_s: float = 10.0) -> None:
+    def wait_until_gone(self, timeout_s: float = 10.0) -> None:
         """Wait until nothing is left; fail after `timeout_s` seconds with what is."""
         deadline = time.monotonic() + timeout_s
-        while left := [*self.processes(), *self.shared_memory(), *self.run_dirs(server)]:
+        while left := [*self.processes(), *self.shared_memory(), *self.files()]:
             if time.monotonic() > deadline:
                 pytest.fail(f"left after {timeout_s} s: {left}")
             time.sleep(POLL_S)
-
-
-def _run_dirs() -> set[Path]:
-    return {path for path in Path(tempfile.gettempdir()).glob("omni-*-*") if re.fullmatch(r"omni-\d+-\d+-\w+", path.name)}
 
 
 def _shm_of_others(tag: str) -> set[int]:
@@ -92,9 +86,11 @@ def _inodes() -> dict[str, int]:
 
 
 @pytest.fixture
-def traces() -> Traces:
+def traces() -> Iterator[Traces]:
     """What is left of the program that the test starts with `traces.env`."""
-    return Traces()
+    # Not pytest's own folder: the path of a socket has 107 bytes at most.
+    with tempfile.TemporaryDirectory(prefix="ws-") as folder:
+        yield Traces(Path(folder))
 
 
 @pytest.fixture(scope="session")

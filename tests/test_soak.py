@@ -78,9 +78,8 @@ def test_three_hundred_requests_leave_memory_flat_and_nothing_behind(
     tiny: Callable[[str], Path], traces: Any, tmp_path: Path
 ) -> None:
     with _serving(tiny("custom_voice"), traces, tmp_path) as server:
-        pid = server.process.pid
         at_start = {process.pid for process in traces.processes()}
-        shm_at_start, runs_at_start = traces.shared_memory(), traces.run_dirs(pid)
+        shm_at_start, files_at_start = traces.shared_memory(), traces.files()
 
         first = asyncio.run(_run(server.url, range(1, 201)))
         at_200 = _memory(traces.processes())
@@ -92,14 +91,14 @@ def test_three_hundred_requests_leave_memory_flat_and_nothing_behind(
         assert set(at_300) == set(at_200) == at_start
         assert {p: (at_200[p], rss) for p, rss in at_300.items() if rss > at_200[p] * MOST_GROWTH} == {}
         assert traces.shared_memory() == shm_at_start
-        assert traces.run_dirs(pid) == runs_at_start != set()
+        assert traces.files() == files_at_start
         assert httpx.get(f"{server.url}/health", timeout=10).status_code == 200
         again = httpx.post(f"{server.url}/v1/audio/speech", json={**SPEECH, "max_new_tokens": 8}, timeout=60)
         assert again.status_code == 200
         assert again.content
         assert server.stop() == 0
 
-    traces.wait_until_gone(pid)
+    traces.wait_until_gone()
 
 
 def test_a_server_killed_while_idle_leaves_nothing(tiny: Callable[[str], Path], traces: Any, tmp_path: Path) -> None:
@@ -107,7 +106,7 @@ def test_a_server_killed_while_idle_leaves_nothing(tiny: Callable[[str], Path], 
         os.kill(server.process.pid, signal.SIGKILL)
         server.process.wait(10)
 
-        traces.wait_until_gone(server.process.pid)
+        traces.wait_until_gone()
 
 
 def test_a_server_killed_in_the_middle_of_a_request_leaves_nothing(
@@ -123,7 +122,7 @@ def test_a_server_killed_in_the_middle_of_a_request_leaves_nothing(
         os.kill(server.process.pid, signal.SIGKILL)
         server.process.wait(10)
 
-        traces.wait_until_gone(server.process.pid)
+        traces.wait_until_gone()
 
 
 def test_sigterm_in_the_middle_of_a_request_finishes_it_and_ends_with_0(
@@ -139,4 +138,4 @@ def test_sigterm_in_the_middle_of_a_request_finishes_it_and_ends_with_0(
 
         assert len(first) + len(rest) > 0
         assert server.process.wait(60) == 0
-        traces.wait_until_gone(server.process.pid)
+        traces.wait_until_gone()

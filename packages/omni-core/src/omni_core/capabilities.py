@@ -80,6 +80,19 @@ class ModelCapabilities:
     duplex: bool = False
 
 
+@dataclass(frozen=True)
+class DuplexCapabilities:
+    """What a duplex plugin can do, as far as a deployment depends on it. The default record promises nothing.
+
+    The names are the contract's. The record is light, so that a deployment can be checked before the plugin itself is imported.
+    """
+
+    supports_session_resume: bool = True
+    """A client may come back to its session. Its state is in one frontend's process, so only one frontend may run (FE-02)."""
+    supports_multi_session_same_replica: bool = False
+    """Several sessions may run on one replica at once; otherwise `max_sessions_per_replica` must be 1 (DP-09)."""
+
+
 _MTP_NAMES = (
     "mtp_output_key",
     "mtp_num_codes",

@@ -175,6 +175,17 @@ class PipelineConfig:
         """Return the stages that take this stage's output."""
         return tuple(stage for stage in self.stages if stage_id in stage.input_sources)
 
+    def ancestors(self, stage_ids: Iterable[int]) -> frozenset[int]:
+        """Return these stages and every stage that feeds them."""
+        found: set[int] = set()
+        left = list(stage_ids)
+        while left:
+            stage_id = left.pop()
+            if stage_id not in found:
+                found.add(stage_id)
+                left.extend(self.stages[stage_id].input_sources)
+        return frozenset(found)
+
     @property
     def edges(self) -> tuple[tuple[int, int], ...]:
         """Every (from, to) pair, in the order of the consuming stage."""

@@ -17,7 +17,7 @@ from importlib import metadata
 from typing import Any, Generic, Literal, TypeVar
 
 import pluggy
-from packaging.requirements import Requirement
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from omni_core import envs, hookspecs
@@ -80,8 +80,11 @@ class PluginManager(pluggy.PluginManager):
     def load_installed(self) -> None:
         """Add the hook specifications of every installed distribution, then every plugin."""
         for distribution, entries in _entry_points(HOOKSPECS):
-            if refusal(distribution) is None:
+            refused = refusal(distribution)
+            if refused is None:
                 self._add_specs(distribution, entries)
+            else:
+                self._report(distribution.name, distribution.version, *refused)
         for distribution, entries in _entry_points(PLUGINS):
             refused = refusal(distribution)
             if refused is not None:
@@ -277,7 +280,10 @@ def incompatibility(distribution: metadata.Distribution) -> str:
     """Return why the requirements of a distribution on omni-core or vLLM are not met, or an empty string."""
     extras = ["", *(distribution.metadata.get_all("Provides-Extra") or ())]
     for line in distribution.requires or ():
-        requirement = Requirement(line)
+        try:
+            requirement = Requirement(line)
+        except InvalidRequirement as error:
+            return f"has a requirement that cannot be read: {describe(error)}"
         if requirement.marker is not None and not any(requirement.marker.evaluate({"extra": extra}) for extra in extras):
             continue
         name = canonicalize_name(requirement.name)
@@ -321,7 +327,8 @@ def _entry_points(group: str) -> list[tuple[metadata.Distribution, list[metadata
     """Return each distribution with its entry points of a group, sorted; of two installations the first on the path counts."""
     found: dict[str, tuple[metadata.Distribution, list[metadata.EntryPoint]]] = {}
     for entry in metadata.entry_points(group=group):
-        if entry.dist is not None:
+        # A folder left over by an interrupted installation has no name in its metadata; pip does not know it either.
+        if entry.dist is not None and entry.dist.metadata["Name"]:
             found.setdefault(canonicalize_name(entry.dist.name), (entry.dist, []))[1].append(entry)
     return [found[name] for name in sorted(found)]
 

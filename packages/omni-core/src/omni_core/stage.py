@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from omni_core.pipeline import PipelineConfig, StagePipelineConfig
+from omni_core.target import split_target
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,8 @@ class Source:
     """`default`, `base`, `overlay`, `platform`, `flag`, `stage override`, `pipeline`."""
     place: str = ""
     """`file:line:column` or the flag as typed."""
+    value: Any = field(default=None, compare=False)
+    """What was set there; None where the value below was erased."""
 
 
 @dataclass(frozen=True)
@@ -66,12 +71,21 @@ class ResolvedStage:
     inputs: tuple[ResolvedEdge, ...] = ()
     outputs: tuple[ResolvedEdge, ...] = ()
     sources: Mapping[str, Source] = field(default_factory=dict)
-    """Where each value of `engine_args`, `sampling.*` and the fields above came from."""
+    """Where each value of `engine_args`, `sampling.*` and the fields above came from, and those inside mappings as `name.key`."""
+    losers: Mapping[str, tuple[Source, ...]] = field(default_factory=dict)
+    """For each key of `sources`, the values that lost, the strongest first."""
 
     @property
     def stage_id(self) -> int:
         """The stage's id."""
         return self.topology.stage_id
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The modules that a process of this stage imports: its runner's, then the model's."""
+        if self.architecture_target is None:
+            return self.preload
+        return (*self.preload, split_target(self.architecture_target)[0])
 
     @property
     def name(self) -> str:
@@ -94,4 +108,64 @@ class ResolvedPipeline:
     values: Mapping[str, Any] = field(default_factory=dict)
     """Deploy-level values that no single stage owns, such as `custom_voice_dir`."""
     sources: Mapping[str, Source] = field(default_factory=dict)
-    """Where `async_chunk` and each of these values came from."""
+    """Where `async_chunk`, each of these values, and those of edges (`edge.0-1.connector`, `.options.*`, `.stream.*`) came from."""
+    losers: Mapping[str, tuple[Source, ...]] = field(default_factory=dict)
+    """For each key of `sources`, the values that lost, the strongest first."""
+    warnings: tuple[str, ...] = ()
+    """What resolving had to say without refusing it; logged once by whoever starts the pipeline."""
+
+    @property
+    def config_hash(self) -> str:
+        """Sixteen hexadecimal digits that are equal for deployments which behave alike.
+
+        They cover the pipeline's key, every resolved value of its stages and edges, the platform, and the values that no
+        stage owns. Places of files, provenance and the names of connectors are left out.
+        """
+        facts = {
+            "pipeline": self.config.model_type,
+            "platform": self.platform,
+            "async_chunk": self.async_chunk,
+            "values": self.values,
+            "stages": [_stage_facts(stage) for stage in self.stages],
+        }
+        text = json.dumps(_canonical(facts), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+_BEHAVIOUR = (
+    "architecture",
+    "runner",
+    "model_runner",
+    "async_chunk",
+    "devices",
+    "num_replicas",
+    "env",
+    "engine_args",
+    "sampling",
+)
+
+
+def _stage_facts(stage: ResolvedStage) -> dict[str, Any]:
+    facts = {name: getattr(stage, name) for name in _BEHAVIOUR}
+    edges = [
+        {
+            "to": edge.to_stage,
+            "connector": edge.target,
+            "options": edge.options,
+            "stream": edge.stream,
+            "chunks": edge.async_chunk,
+        }
+        for edge in stage.outputs
+    ]
+    return {"stage_id": stage.stage_id, **facts, "outputs": edges}
+
+
+def _canonical(value: Any) -> Any:
+    """Return a value as JSON has it: keys as text, and whole numbers alike whether written 1 or 1.0."""
+    if isinstance(value, Mapping):
+        return {str(key): _canonical(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_canonical(item) for item in value]
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else repr(value)
+    return value if value is None or isinstance(value, (bool, int, str)) else repr(value)

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from omni_core import cli
-from omni_core.commands import config
 from omni_core.connector import ConnectorEntry
 from omni_core.pipeline import ExecutionType, PipelineConfig, StagePipelineConfig
 from omni_core.testing.plugins import make_manager, make_plugin
@@ -62,7 +61,7 @@ def test_explain_says_where_each_value_comes_from(model: str, capsys: pytest.Cap
     assert ["max_num_seqs", "4", "base", "my.yaml:1:38"] in rows
     assert ["max_model_len", "16", "flag", "--max-model-len"] in rows
     assert ["max_num_seqs", "2", "stage", "override", "--stage-overrides", "1.max_num_seqs"] in rows
-    assert ["sampling.top_k", "5", "base", "my.yaml:1:75"] in rows
+    assert ["sampling.top_k", "5", "base", "my.yaml:1:74"] in rows
     assert ["async_chunk", "true", "default"] in rows
 
 
@@ -87,8 +86,15 @@ def test_wrong_value_ends_with_its_place_and_2(model: str, capsys: pytest.Captur
     assert capsys.readouterr().err.startswith("error: my.yaml:3:29: stages.0.gpu_memory_utilization: ")
 
 
+@pytest.mark.usefixtures("model")
+def test_schema_is_json_schema(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["config", "schema"]) == 0
+
+    schema = json.loads(capsys.readouterr().out)
+    assert schema["properties"]["async_chunk"]["description"].startswith("Hand on chunks")
+
+
 def test_action_is_required(capsys: pytest.CaptureFixture[str]) -> None:
-    assert config.command is not None
     with pytest.raises(SystemExit) as caught:
         cli.main(["config"])
     assert caught.value.code == 2

@@ -139,3 +139,16 @@ def test_null_of_a_foreign_field_is_no_fault(resolve: Resolve) -> None:
     values: dict[str, Any] = dict(resolve("two", "stages: [{stage_id: 1, attention_backend: null}]").stages[1].engine_args)
 
     assert values == {}
+
+
+def test_null_sections_and_null_extras_are_nothing(resolve: Resolve) -> None:
+    text = "stages: [{stage_id: 0, engine_extras: null, seed: 1}]\nplatforms: {cpu: null}\nconnectors: {shm: null}\n"
+
+    assert resolve("two", text + "duplex_session: null").stages[0].engine_args == {"seed": 1}
+
+
+def test_null_section_of_an_overlay_erases_the_bases(deployments: Any) -> None:
+    """DY-04."""
+    deployments.write("base.yaml", "platforms: {cpu: {dtype: float32}}")
+
+    assert deployments.resolve("two", "base_config: base.yaml\nplatforms: {cpu: null}").stages[0].engine_args == {}

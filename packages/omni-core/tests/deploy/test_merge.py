@@ -60,11 +60,29 @@ def test_change_of_kind_replaces_with_a_warning(caplog: pytest.LogCaptureFixture
     assert "over.yaml:1:1: a replaces the whole value of base.yaml:1:1" in caplog.text
 
 
-@given(MAPPING, MAPPING, MAPPING)
-def test_merging_is_associative(one: Any, two: Any, three: Any) -> None:
-    trees = [from_plain(plain, BELOW) for plain in (one, two, three)]
+def leaves(plain: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
+    if not isinstance(plain, dict):
+        return {path: plain}
+    return {where: leaf for key, item in plain.items() for where, leaf in leaves(item, (*path, key)).items()}
 
-    assert merge(merge(trees[0], trees[1]), trees[2]).plain() == merge(trees[0], merge(trees[1], trees[2])).plain()
+
+@given(MAPPING, MAPPING)
+def test_every_value_of_the_upper_layer_is_in_the_result(below: Any, above: Any) -> None:
+    found = leaves(merged(below, above).plain())
+
+    assert {path: found.get(path, "lost") for path in leaves(above)} == leaves(above)
+
+
+@given(MAPPING)
+def test_layer_on_itself_changes_nothing(plain: Any) -> None:
+    assert merged(plain, plain).plain() == plain
+
+
+def test_null_between_two_mappings_erases_the_lower_one() -> None:
+    """DY-04: layers merge from the lowest up, so a null also takes away what a later layer does not name."""
+    trees = [from_plain(plain, BELOW) for plain in ({"env": {"A": "1"}}, {"env": None}, {"env": {"B": "2"}})]
+
+    assert merge_all(trees).plain() == {"env": {"B": "2"}}
 
 
 @given(MAPPING)

@@ -1,4 +1,3 @@
-import logging
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -52,7 +51,7 @@ def test_pipeline_of_whole_payloads_needs_no_setting(resolve: Resolve) -> None:
     resolved = resolve("whole")
 
     assert resolved.async_chunk is False
-    assert resolved.sources["async_chunk"] == Source("pipeline")
+    assert resolved.sources["async_chunk"] == Source("pipeline", "pipeline whole")
 
 
 def test_ends_of_an_edge_must_agree(resolve: Resolve) -> None:
@@ -72,13 +71,13 @@ def test_stages_can_leave_together(resolve: Resolve) -> None:
     assert streams(resolved) == [False]
 
 
-def test_stage_cannot_switch_it_on_alone(resolve: Resolve, caplog: pytest.LogCaptureFixture) -> None:
+def test_stage_cannot_switch_it_on_alone(resolve: Resolve) -> None:
     """DY-06."""
-    with caplog.at_level(logging.WARNING):
-        resolved = resolve("two", "async_chunk: false\nstages: [{stage_id: 0, async_chunk: true}]")
+    resolved = resolve("two", "async_chunk: false\nstages: [{stage_id: 0, async_chunk: true}]")
 
     assert [stage.async_chunk for stage in resolved.stages] == [False, False]
-    assert "async_chunk of stage 0 has no effect" in caplog.text
+    (warning,) = resolved.warnings
+    assert "my.yaml:2:37: async_chunk of stage 0 has no effect" in warning
 
 
 def test_native_kv_transfer_needs_whole_payloads(resolve: Resolve) -> None:
@@ -152,15 +151,13 @@ def test_order_of_model_runners(deployments: Any, text: str, platform: str, expe
     assert [stage.model_runner for stage in resolved.stages] == expected
 
 
-def test_v2_without_the_native_data_plane_is_one_warning_for_each_stage(
-    resolve: Resolve, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_v2_without_the_native_data_plane_is_one_warning_for_each_stage(resolve: Resolve) -> None:
     """MR-04."""
-    with caplog.at_level(logging.WARNING):
-        resolve("two", "stages: [{stage_id: 0, model_runner: v2}]")
+    (one,) = resolve("two", "stages: [{stage_id: 0, model_runner: v2}]").warnings
+    both = resolve("two", "model_runner: v2").warnings
 
-    (record,) = [record for record in caplog.records if "model runner v2" in record.message]
-    assert "stage 0 (talker, FakeModel)" in record.message
+    assert one.startswith("stage 0 (talker, FakeModel) runs on model runner v2 without its native data plane")
+    assert [text.split(" runs ")[0] for text in both] == ["stage 0 (talker, FakeModel)", "stage 1 (vocoder, FakeVocoder)"]
 
 
 def test_duplex_on_v2_needs_the_pipelines_support(deployments: Any) -> None:

@@ -104,3 +104,10 @@ def test_lora_of_a_pipeline_of_several_stages_is_set_for_one(resolve: Resolve) -
 
     assert resolve("one", enable_lora=True).stages[0].engine_args == {"enable_lora": True}
     assert resolve("two", overrides={"0": {"enable_lora": True}}).stages[0].engine_args == {"enable_lora": True}
+
+
+def test_lora_cache_of_all_stages_is_the_denoising_ones(resolve: Resolve) -> None:
+    """LR-06."""
+    stages = resolve("picture", max_cpu_loras=3).stages
+
+    assert [stage.engine_args for stage in stages] == [{}, {"max_cpu_loras": 3}]

@@ -191,3 +191,10 @@ def test_requests_share_the_light_runners_steps(tiny_base: Path, stage_of: Calla
     for seed, found in enumerate(spoken):
         (alone,) = audio(model, chunk(model, codes=codes(12, seed)))
         np.testing.assert_allclose(found, alone, atol=1e-5)
+
+
+def test_the_codes_of_the_audio_come_with_it(model: Qwen3TTSCode2Wav) -> None:
+    (output,) = model.step([chunk(model, codes=codes(3), ref_codes=codes(2, 1))])
+
+    assert output["codes"].dtype == np.int32
+    np.testing.assert_array_equal(output["codes"], codes(3))

@@ -10,25 +10,32 @@ from typing import Any
 from omni_core.commands.output import write, write_json, write_table
 from omni_core.deploy.flags import add_deploy_flags, typed_flags
 from omni_core.deploy.resolve import resolve_deployment
+from omni_core.deploy.schema import DeployConfig
 from omni_core.model_info import read_model_info
 from omni_core.stage import ResolvedEdge, ResolvedPipeline, ResolvedStage, Source
 
+_SHOW = "Show what a model's stages would run with; nothing is started and no weight is read."
+
 
 class ConfigCommand:
-    """Show what a model's stages would run with; nothing is started and no weight is read."""
+    """Show what a model's stages would run with, or what a deploy file may say."""
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add the command's arguments."""
         actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-        show = actions.add_parser("show", help="Show the resolved configuration.", description=ConfigCommand.__doc__)
+        show = actions.add_parser("show", help="Show the resolved configuration.", description=_SHOW)
         show.add_argument("model", metavar="MODEL", help="Checkpoint folder, or name of a model on the Hugging Face Hub.")
         show.add_argument("--explain", action="store_true", help="Say where each value comes from.")
         show.add_argument("--json", action="store_true", help="Write JSON.")
         show.add_argument("--platform", metavar="NAME", help="Resolve for this platform instead of the one of this machine.")
         add_deploy_flags(show)
+        actions.add_parser("schema", help="Write the JSON schema of deploy files, for editors.")
 
     def run(self, args: argparse.Namespace) -> int:
-        """Write the configuration."""
+        """Write the configuration, or the schema."""
+        if args.action == "schema":
+            write_json(DeployConfig.model_json_schema())
+            return 0
         flags = typed_flags(args)
         resolved = resolve_deployment(
             read_model_info(args.model, revision=flags.pop("revision", None), weights=False),

@@ -26,7 +26,7 @@ class PipelinesCommand:
         elif offers:
             write_table([_row(offer) for offer in offers])
         else:
-            write("no pipeline is installed; pip install a model package, such as omni-models-qwen")
+            write("no pipeline is installed; pip install a model package")
         return 0
 
 

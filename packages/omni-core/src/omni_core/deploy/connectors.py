@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from omni_core.connector import ConnectorEntry
 from omni_core.deploy.check import check_types
+from omni_core.deploy.provenance import Choice, Provenance, losers_of
 from omni_core.deploy.tree import Node, empty
 from omni_core.errors import ConfigError, DependencyError
 from omni_core.pipeline import PipelineConfig
@@ -27,8 +28,8 @@ _FORMS = {
 
 def resolve_edges(
     pipeline: PipelineConfig, deploy: Node, stages: Mapping[int, Node], streaming: frozenset[int], manager: PluginManager
-) -> tuple[ResolvedEdge, ...]:
-    """Return every edge of the pipeline with its connector.
+) -> tuple[tuple[ResolvedEdge, ...], Provenance]:
+    """Return every edge of the pipeline with its connector, and where its values came from.
 
     Args:
         pipeline: The topology.
@@ -45,14 +46,31 @@ def resolve_edges(
     known = unique_by_name(manager.collect("omni_connectors"), "connector")
     named = deploy.get("connectors") or empty(Source("default"))
     for name, spec in named.items():
+        if spec.value is None:
+            continue
         _entry(spec, known, f"connector {name!r}")
     references = _references(pipeline, stages)
     _check_explicit_edges(pipeline, deploy)
     edges = []
+    provenance = Provenance()
     for edge in pipeline.edges:
-        found = [_specification(reference, named) for reference in references.get(edge, [])]
+        said = references.get(edge, [])
+        found = [_specification(reference, named) for reference in said]
         edges.append(_resolve_edge(edge, found, known, edge[0] in streaming))
-    return tuple(edges)
+        _record(edges[-1], said, found, provenance)
+    return tuple(edges), provenance
+
+
+def _record(edge: ResolvedEdge, said: list[Node], found: list[tuple[str, Node]], provenance: Provenance) -> None:
+    name = f"edge.{edge.from_stage}-{edge.to_stage}"
+    if not found:
+        provenance.choose(f"{name}.connector", Choice(edge.connector, Source("default", value=edge.connector)))
+        return
+    source = Source(said[0].source.layer, said[0].place, edge.connector)
+    provenance.choose(f"{name}.connector", Choice(edge.connector, source, losers_of(said[0])))
+    for key, node in (found[0][1].get("extra") or empty(source)).items():
+        if node.value is not None or node.lost:
+            provenance.record(f"{name}.{'options' if key in edge.options else 'stream'}.{key}", node)
 
 
 def _references(pipeline: PipelineConfig, stages: Mapping[int, Node]) -> dict[tuple[int, int], list[Node]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from omni_core.deploy.check import check_types
 from omni_core.deploy.keys import check_document_keys, normalise
-from omni_core.deploy.merge import merge_all
+from omni_core.deploy.merge import merge_all, settle
 from omni_core.deploy.reader import read_deploy_file
 from omni_core.deploy.schema import DeployConfig
 from omni_core.deploy.tree import Node, empty
@@ -138,7 +138,9 @@ def _read(files: Sequence[DeployFile], bundle: Bundle) -> Deployment:
         for depth, (_, tree) in enumerate(reversed(chain)):
             trees.append(tree.with_layer("base" if position == depth == 0 else "overlay"))
     merged = merge_all(trees) if trees else empty(Source("default"))
-    return Deployment(merged.with_items({key: node for key, node in merged.items() if key != "base_config"}), tuple(labels))
+    items = {key: node if key == "platforms" else settle(node) for key, node in merged.items() if node.tag != "unset"}
+    items.pop("base_config", None)
+    return Deployment(merged.with_items(items), tuple(labels))
 
 
 def _chain(file: DeployFile, bundle: Bundle) -> list[tuple[DeployFile, Node]]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from dataclasses import fields
 
 from omni_core.deploy.diffusion import SHARED_WITH_DIFFUSION, DiffusionFields
 from omni_core.deploy.engine_names import ENGINE_ARG_NAMES, RESERVED_NAMES
 from omni_core.deploy.merge import merge
+from omni_core.deploy.notes import warn
 from omni_core.deploy.schema import (
     ConnectorSpec,
     DeployConfig,
@@ -23,8 +23,6 @@ from omni_core.deploy.tree import Key, Node
 from omni_core.errors import ConfigError
 from omni_core.pipeline import ExecutionType, PipelineConfig, StagePipelineConfig
 from omni_core.suggest import did_you_mean, way_out
-
-logger = logging.getLogger(__name__)
 
 OWN = frozenset(PlacementFields.model_fields)
 """Fields of a stage that Omni reads itself."""
@@ -77,7 +75,7 @@ def check_document_keys(root: Node) -> Node:
     ignored = set()
     for key, node in root.items():
         if key in STAGE_ONLY_BACKENDS:
-            logger.warning("%s: %s is ignored here: set it under the stages that it is for", node.key_place, key)
+            warn(f"{node.key_place}: {key} is ignored here: set it under the stages that it is for")
             ignored.add(key)
             continue
         _check_key(key, node, DeployConfig.model_fields, "top-level fields", stage_fields=True)
@@ -175,7 +173,7 @@ def normalise(root: Node) -> Node:
     platforms = root.get("platforms")
     if platforms is not None:
         items["platforms"] = platforms.with_items(
-            {name: section.with_items(dict(normalise(section).items())) for name, section in platforms.items()}
+            {name: normalise(section) if section.is_mapping else section for name, section in platforms.items()}
         )
     return root.with_items(items)
 
@@ -209,7 +207,8 @@ def fold_extras(entry: Node) -> Node:
         elif own.is_mapping and node.is_mapping:
             items[key] = merge(node, own)
         elif own.plain() != node.plain():
-            logger.warning("%s: engine_extras.%s is ignored, %s sets it too", node.key_place, key, own.place)
+            warn(f"{node.key_place}: engine_extras.{key} is ignored, {own.place} sets it too")
+            items[key] = own.over(node, own.tag)
     return entry.with_items(items)
 
 

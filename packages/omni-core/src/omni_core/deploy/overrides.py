@@ -13,7 +13,7 @@ from omni_core.deploy.keys import DEPLOY_ONLY, LORA, check_stage_keys, fold_extr
 from omni_core.deploy.schema import DeployConfig, StageDeployConfig
 from omni_core.deploy.tree import Node, from_plain
 from omni_core.errors import ConfigError
-from omni_core.pipeline import PipelineConfig
+from omni_core.pipeline import ExecutionType, PipelineConfig, StagePipelineConfig
 from omni_core.stage import Source
 from omni_core.suggest import did_you_mean
 
@@ -145,7 +145,7 @@ def flag_trees(flags: Mapping[str, Any], pipeline: PipelineConfig) -> tuple[Node
             top[name] = node
             continue
         _check_flag(name, pipeline)
-        owners = [stage for stage in pipeline.stages if name in owned_names(stage.execution_type)]
+        owners = _owners(name, pipeline)
         for stage in owners:
             stages[stage.stage_id][name] = node
         if not owners:
@@ -164,6 +164,13 @@ def flag_trees(flags: Mapping[str, Any], pipeline: PipelineConfig) -> tuple[Node
     return tree, trees
 
 
+def _owners(name: str, pipeline: PipelineConfig) -> list[StagePipelineConfig]:
+    """Return the stages that a flag is given to; `max_cpu_loras` is the denoising stages' where there are any (LR-06)."""
+    owners = [stage for stage in pipeline.stages if name in owned_names(stage.execution_type)]
+    denoising = [stage for stage in owners if stage.execution_type is ExecutionType.DIFFUSION]
+    return denoising if name == "max_cpu_loras" and denoising else owners
+
+
 def _check_flag(name: str, pipeline: PipelineConfig) -> None:
     known = (frozenset(StageDeployConfig.model_fields) | ENGINE_ARG_NAMES | frozenset(DEPLOY_FLAGS)) - NOT_BROADCAST
     if name in NOT_BROADCAST:
@@ -174,7 +181,8 @@ def _check_flag(name: str, pipeline: PipelineConfig) -> None:
         raise ConfigError(
             f"there is no flag {flag_name(name)}", where=flag_name(name), hint=did_you_mean(name, known) or "remove it"
         )
-    if name in LORA and len(pipeline.stages) > 1:
+    is_for_denoising = all(stage.execution_type is ExecutionType.DIFFUSION for stage in _owners(name, pipeline))
+    if name in LORA and len(pipeline.stages) > 1 and not is_for_denoising:
         example = json.dumps({"0": {name: True if name == "enable_lora" else 1}})
         raise ConfigError(
             f"{flag_name(name)} cannot be set for all stages of pipeline {pipeline.model_type!r}",

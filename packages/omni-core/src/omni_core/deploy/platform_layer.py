@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-
 from omni_core.deploy.check import check_types
 from omni_core.deploy.keys import check_document_keys, normalise
-from omni_core.deploy.merge import merge
+from omni_core.deploy.merge import merge, settle
+from omni_core.deploy.notes import warn
 from omni_core.deploy.schema import PlatformSection
 from omni_core.deploy.tree import Node, from_plain
 from omni_core.pipeline import PipelineConfig
@@ -14,8 +13,6 @@ from omni_core.platforms import Platform
 from omni_core.plugins import PluginManager
 from omni_core.stage import Source
 from omni_core.suggest import did_you_mean
-
-logger = logging.getLogger(__name__)
 
 KNOWN = ("cpu", "cuda", "npu", "rocm", "xpu", "musa")
 """Platforms that deploy files may name although no plugin here offers them."""
@@ -32,7 +29,7 @@ def apply_platform(deploy: Node, platform: Platform, pipeline: PipelineConfig, m
     for name, section in sections.items() if sections is not None else ():
         if str(name) not in {*KNOWN, platform.name}:
             guess = did_you_mean(name, KNOWN)
-            logger.warning("%s: no platform here is called %s %s", section.key_place, name, guess and f"({guess})")
+            warn(f"{section.key_place}: no platform here is called {name}" + (f" ({guess})" if guess else ""))
         if name == platform.name and section.is_mapping:
             tree = merge(tree, section.with_layer("platform"))
     offers = manager.collect("omni_platform_overrides", platform=platform, pipeline=pipeline)
@@ -40,4 +37,4 @@ def apply_platform(deploy: Node, platform: Platform, pipeline: PipelineConfig, m
         offered = check_document_keys(from_plain(fragment, Source("platform", f"plugin {distribution}")))
         check_types(PlatformSection, offered)
         tree = merge(tree, normalise(offered))
-    return tree
+    return settle(tree)

@@ -6,7 +6,6 @@ platform), the flags that the user typed, the overrides of single stages. What a
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +19,9 @@ from omni_core.deploy.merge import merge
 from omni_core.deploy.modes import Streaming, resolve_model_runner, resolve_session_mode, resolve_streaming
 from omni_core.deploy.overrides import check_stage_ids, flag_trees, override_trees, parse_stage_overrides, split_flat_overrides
 from omni_core.deploy.platform_layer import apply_platform
-from omni_core.deploy.stages import resolve_values, sources_of, stage_fields
+from omni_core.deploy.notes import collect_warnings
+from omni_core.deploy.provenance import Choice, Provenance
+from omni_core.deploy.stages import resolve_values, stage_fields
 from omni_core.deploy.tree import Node
 from omni_core.errors import ConfigError, DependencyError
 from omni_core.model_info import ModelInfo, read_model_info
@@ -28,10 +29,8 @@ from omni_core.pipeline import PipelineConfig, StagePipelineConfig
 from omni_core.platforms import Platform, current_platform
 from omni_core.plugins import PluginManager, plugin_manager
 from omni_core.registry import architectures, resolve_pipeline
-from omni_core.stage import ResolvedEdge, ResolvedPipeline, ResolvedStage, Source
+from omni_core.stage import ResolvedEdge, ResolvedPipeline, ResolvedStage
 from omni_core.target import find_module
-
-logger = logging.getLogger(__name__)
 
 
 def resolve_deployment(
@@ -58,7 +57,19 @@ def resolve_deployment(
         ConfigError: Anything that the user wrote cannot be used.
         DependencyError: A package that is needed is not there.
     """
-    manager = manager or plugin_manager()
+    with collect_warnings() as warnings:
+        resolved = _resolve(model, deploy_config, flags, stage_overrides, manager or plugin_manager(), platform)
+    return replace(resolved, warnings=tuple(warnings))
+
+
+def _resolve(
+    model: str | Path | ModelInfo,
+    deploy_config: str | Path | Sequence[str | Path] | None,
+    flags: Mapping[str, Any] | None,
+    stage_overrides: Mapping[Any, Any] | str | None,
+    manager: PluginManager,
+    platform: str | Platform | None,
+) -> ResolvedPipeline:
     given, flat = split_flat_overrides(flags or {})
     overrides = parse_stage_overrides(stage_overrides)
     for stage_id, fields in flat.items():
@@ -148,12 +159,15 @@ class _Resolver:
     def resolve(self, files: tuple[str, ...]) -> ResolvedPipeline:
         """Return the resolved pipeline."""
         plan, pipeline = self._plan, self._plan.pipeline
-        session_mode, mode_source = resolve_session_mode(pipeline, plan.deploy)
+        session_mode = resolve_session_mode(pipeline, plan.deploy)
         streaming = resolve_streaming(pipeline, plan.deploy, plan.stages)
-        edges = resolve_edges(pipeline, plan.deploy, plan.stages, streaming.producers(pipeline), self._manager)
+        edges, edge_provenance = resolve_edges(pipeline, plan.deploy, plan.stages, streaming.producers(pipeline), self._manager)
         self._check_targets()
         stages = tuple(self._stage(stage, streaming, edges, session_mode) for stage in pipeline.stages)
-        values, sources = self._deploy_values()
+        values, provenance = self._deploy_values()
+        provenance.choose("async_chunk", streaming.pipeline)
+        provenance.choose("session_mode", session_mode)
+        provenance.update(edge_provenance)
         return ResolvedPipeline(
             config=pipeline,
             model=str(self._model.path),
@@ -161,21 +175,21 @@ class _Resolver:
             async_chunk=streaming.enabled,
             platform=self._platform.name,
             files=files,
-            values={"session_mode": session_mode, **values},
-            sources={"async_chunk": streaming.source, "session_mode": mode_source, **sources},
+            values={"session_mode": session_mode.value, **values},
+            sources=provenance.sources,
+            losers=provenance.losers,
         )
 
     def _stage(
-        self, topology: StagePipelineConfig, streaming: Streaming, edges: tuple[ResolvedEdge, ...], session_mode: str
+        self, topology: StagePipelineConfig, streaming: Streaming, edges: tuple[ResolvedEdge, ...], session_mode: Choice
     ) -> ResolvedStage:
         plan, stage_id = self._plan, topology.stage_id
         fields = plan.stages[stage_id]
         values = resolve_values(topology, fields)
-        check_devices(topology, values.devices, values.num_replicas, values.engine_args, values.sources)
-        runner, runner_source = resolve_model_runner(plan.pipeline, topology, plan.deploy, fields, session_mode)
-        own_chunks = fields.get("async_chunk")
-        values.sources["model_runner"] = runner_source
-        values.sources["async_chunk"] = streaming.source if own_chunks is None else own_chunks.source
+        check_devices(topology, values.devices, values.num_replicas, values.engine_args, values.provenance.sources)
+        runner = resolve_model_runner(plan.pipeline, topology, plan.deploy, fields, session_mode.value)
+        values.provenance.choose("model_runner", runner)
+        values.provenance.choose("async_chunk", streaming.stages[stage_id])
         architecture = plan.pipeline.architecture(stage_id) or next(iter(self._model.architectures), "")
         stage = ResolvedStage(
             pipeline=plan.pipeline.model_type,
@@ -185,8 +199,8 @@ class _Resolver:
             architecture_target=self._classes.get(architecture),
             runner="",
             platform=self._platform.name,
-            model_runner="v2" if runner == "v2" else "v1",
-            async_chunk=streaming.stages[stage_id],
+            model_runner="v2" if runner.value == "v2" else "v1",
+            async_chunk=bool(streaming.stages[stage_id].value),
             devices=values.devices,
             num_replicas=values.num_replicas,
             env=values.env,
@@ -194,7 +208,8 @@ class _Resolver:
             sampling=values.sampling,
             inputs=tuple(edge for edge in edges if edge.to_stage == stage_id),
             outputs=tuple(edge for edge in edges if edge.from_stage == stage_id),
-            sources=values.sources,
+            sources=values.provenance.sources,
+            losers=values.provenance.losers,
         )
         return self._choose_runner(stage)
 
@@ -223,21 +238,23 @@ class _Resolver:
             if (target := getattr(pipeline, name)) is not None:
                 find_module(target, where=f"pipeline {pipeline.model_type!r}, {name}")
 
-    def _deploy_values(self) -> tuple[dict[str, Any], dict[str, Source]]:
+    def _deploy_values(self) -> tuple[dict[str, Any], Provenance]:
         """Return the top-level fields that no stage's engine takes, and the stage fields that the server reads."""
         values: dict[str, Any] = {}
-        sources: dict[str, Source] = {}
+        provenance = Provenance()
         for name in sorted((DEPLOY_ONLY | {"duplex_session", "edges"}) - {"async_chunk"}):
-            if (node := self._plan.deploy.get(name)) is not None:
+            node = self._plan.deploy.value.get(name)
+            if node is not None and node.value is not None:
                 values[name] = node.plain()
-                sources.update(sources_of(name, node))
+            if node is not None and (node.value is not None or node.lost):
+                provenance.record(name, node)
         for fields in self._plan.stages.values():
             if (node := fields.get("tts_max_instructions_length")) is not None:
                 values["tts_max_instructions_length"] = node.plain()
-                sources["tts_max_instructions_length"] = node.source
+                provenance.record("tts_max_instructions_length", node)
         folder = values.get("custom_voice_dir")
         if folder is not None and not Path(folder).expanduser().is_dir():
             raise ConfigError(
-                f"custom_voice_dir {folder} is no folder", where=sources["custom_voice_dir"].place, hint="correct the path"
+                f"custom_voice_dir {folder} is no folder", where=provenance.sources["custom_voice_dir"].place, hint="correct the path"
             )
-        return values, sources
+        return values, provenance

@@ -48,7 +48,7 @@ class PlacementFields(Strict):
     """Ids of the devices of this stage, separated by commas."""
     num_replicas: Positive | None = None
     """How many copies of this stage run."""
-    env: Annotated[dict[str, str] | None, BeforeValidator(_environment)] = None
+    env: Annotated[dict[str, str | None] | None, BeforeValidator(_environment)] = None
     """Environment variables of the stage's processes."""
     async_chunk: bool | None = None
     """False takes this stage out of chunked streaming."""
@@ -144,20 +144,21 @@ class StageDeployConfig(DiffusionFields, EngineFields, PlacementFields):
 
     stage_id: Annotated[int | None, Field(ge=0)] = None
     """Which stage of the pipeline this is about."""
-    engine_extras: dict[str, Any] = {}
+    engine_extras: dict[str, Any] | None = None
     """Further arguments of the stage's engine; a field of this table wins over the same name here."""
 
     @model_validator(mode="before")
     @classmethod
     def _collect_engine_arguments(cls, data: Any) -> Any:
         """Move arguments of the engine that are no field of their own into `engine_extras` (SF-03)."""
-        if not isinstance(data, dict) or not isinstance(data.get("engine_extras", {}), dict):
+        extras = (data.get("engine_extras") or {}) if isinstance(data, dict) else None
+        if not isinstance(extras, dict):
             return data
         flat = {name: value for name, value in data.items() if name in ENGINE_ARG_NAMES and name not in cls.model_fields}
         if not flat:
             return data
         rest = {name: value for name, value in data.items() if name not in flat}
-        return {**rest, "engine_extras": {**data.get("engine_extras", {}), **flat}}
+        return {**rest, "engine_extras": {**extras, **flat}}
 
 
 class ConnectorSpec(Strict):
@@ -205,7 +206,7 @@ class DeployFields(PipelineWideFields):
     """Start and use an MPS daemon for stages that share a GPU (default: false)."""
     custom_voice_dir: str | None = None
     """Folder with prepared voices, for speech models that support them."""
-    connectors: dict[str, ConnectorSpec] | None = None
+    connectors: dict[str, ConnectorSpec | None] | None = None
     """Connectors by name."""
     stages: list[StageDeployConfig] | None = None
     """What single stages set, matched by `stage_id`."""
@@ -259,5 +260,5 @@ class DeployConfig(DeployFields):
     """Limits of full-duplex sessions."""
     edges: list[dict[str, Any]] | None = None
     """Edges of the KV transfer graph, each with `from` and `to`; by default those of the pipeline."""
-    platforms: dict[str, PlatformSection] | None = None
+    platforms: dict[str, PlatformSection | None] | None = None
     """What single platforms set, on top of everything else in the files."""

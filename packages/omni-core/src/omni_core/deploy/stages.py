@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from omni_core.deploy.check import check_types
 from omni_core.deploy.keys import OWN, PIPELINE_WIDE, check_ownership, owned_names
-from omni_core.deploy.merge import merge, merge_all
+from omni_core.deploy.merge import merge, merge_all, settle
+from omni_core.deploy.provenance import Provenance
 from omni_core.deploy.schema import StageDeployConfig
-from omni_core.deploy.tree import Key, Node, empty
+from omni_core.deploy.tree import Key, Node, empty, from_plain
 from omni_core.errors import ConfigError
 from omni_core.pipeline import StagePipelineConfig
 from omni_core.sampling import apply_constraints, check_sampling
@@ -30,7 +31,7 @@ def stage_fields(stage: StagePipelineConfig, deploy: Node, *above: Node | None) 
     layers = [layer for layer in (entry, *above) if layer is not None]
     for layer in layers:
         check_ownership(stage, layer)
-    fields = merge_all([Node(dict(wide), Source("base")), *layers])
+    fields = settle(merge_all([Node(dict(wide), Source("base")), *layers]))
     check_types(StageDeployConfig, fields, name=f"stages.{stage.stage_id}.")
     return fields
 
@@ -44,7 +45,7 @@ class StageValues:
     devices: str | None
     num_replicas: int
     env: dict[str, str]
-    sources: dict[str, Source] = field(default_factory=dict)
+    provenance: Provenance = field(default_factory=Provenance)
 
 
 def resolve_values(stage: StagePipelineConfig, fields: Node) -> StageValues:
@@ -57,29 +58,38 @@ def resolve_values(stage: StagePipelineConfig, fields: Node) -> StageValues:
     Raises:
         ConfigError: Two values do not fit together, or a sampling parameter is wrong.
     """
-    sources: dict[str, Source] = {}
+    provenance = Provenance()
     arguments: dict[str, Any] = {}
     for key, node in fields.items():
         name = str(key)
-        if name not in OWN and node.value is not None:
+        if name in OWN:
+            continue
+        if node.value is not None:
             arguments[name] = node.plain()
-            sources.update(sources_of(name, node))
+        if node.value is not None or node.lost:
+            provenance.record(name, node)
     _check_token_budget(stage, fields)
-    sampling, sampling_sources = _sampling(stage, fields)
-    sources.update(sampling_sources)
-    placement = {name: fields.value[name] for name in ("devices", "num_replicas", "env") if fields.get(name) is not None}
+    sampling = _sampling(stage, fields, provenance)
+    placement = _placement(fields)
     for name, node in placement.items():
-        sources.update(sources_of(name, node))
-    checked = StageDeployConfig.model_validate({name: node.plain() for name, node in placement.items()})
-    return StageValues(arguments, sampling, checked.devices, checked.num_replicas or 1, dict(checked.env or {}), sources)
+        provenance.record(name, node)
+    values = {name: node.plain() for name, node in placement.items()}
+    env = {name: value for name, value in (values.get("env") or {}).items() if value is not None}
+    return StageValues(arguments, sampling, values.get("devices"), values.get("num_replicas") or 1, env, provenance)
 
 
-def sources_of(name: str, node: Node) -> dict[str, Source]:
-    """Return the source of a value, and those of the values inside a mapping as `name.key`."""
-    found = {name: node.source}
-    for key, item in node.items():
-        found.update(sources_of(f"{name}.{key}", item))
-    return found
+def _placement(fields: Node) -> dict[str, Node]:
+    """Return devices, num_replicas and env as the schema reads them: an id as a list of one, a number as text."""
+    found = {name: node for name in ("devices", "num_replicas", "env") if (node := fields.value.get(name)) is not None}
+    checked = StageDeployConfig.model_validate({name: node.plain() for name, node in found.items()})
+    for name, node in found.items():
+        value = getattr(checked, name)
+        if node.is_mapping:
+            items = {key: replace(item, value=value[key]) for key, item in node.items()}
+            found[name] = node.with_items(items)
+        else:
+            found[name] = replace(node, value=value)
+    return {name: node for name, node in found.items() if node.value is not None or node.lost}
 
 
 def _check_token_budget(stage: StagePipelineConfig, fields: Node) -> None:
@@ -94,17 +104,25 @@ def _check_token_budget(stage: StagePipelineConfig, fields: Node) -> None:
         )
 
 
-def _sampling(stage: StagePipelineConfig, fields: Node) -> tuple[dict[str, Any], dict[str, Source]]:
-    """Return the baseline sampling parameters, constraints applied (SM-01), and where they came from."""
+def _sampling(stage: StagePipelineConfig, fields: Node, provenance: Provenance) -> dict[str, Any]:
+    """Return the baseline sampling parameters, constraints applied (SM-01), and remember where they came from."""
     params = _sampling_tree(stage, fields)
     plain = {str(key): value for key, value in params.plain().items() if value is not None}
-    sources = sources_of("sampling", params)
-    del sources["sampling"]
     if fields.get("default_pooling_params") is None:
         _check_sampling(plain, params)
-    for name in stage.sampling_constraints:
-        sources[f"sampling.{name}"] = Source("pipeline", f"stage {stage.stage_id} ({stage.model_stage})")
-    return apply_constraints(plain, stage.sampling_constraints), sources
+    fixed = apply_constraints(plain, stage.sampling_constraints)
+    source = Source("pipeline", f"stage {stage.stage_id} ({stage.model_stage})")
+    constrained = from_plain(
+        {
+            name: value if isinstance(value, Mapping) else fixed[name]
+            for name, value in stage.sampling_constraints.items()
+        },
+        source,
+    )
+    for key, node in merge(params, constrained).items():
+        if node.value is not None or node.lost:
+            provenance.record(f"sampling.{key}", node)
+    return fixed
 
 
 def _sampling_tree(stage: StagePipelineConfig, fields: Node) -> Node:

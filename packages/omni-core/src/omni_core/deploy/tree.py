@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from omni_core.stage import Source
@@ -20,6 +20,10 @@ class Node:
     source: Source
     key_place: str = ""
     """Place of the key in front of this value, for messages about the key."""
+    lost: tuple[Node, ...] = ()
+    """The values that this one replaced, the strongest first."""
+    tag: str = ""
+    """How this value is laid over another one: `unset`, `append`, `replace`, or as `merge` says."""
 
     @property
     def is_mapping(self) -> bool:
@@ -73,11 +77,17 @@ class Node:
             value = {key: node.with_layer(layer) for key, node in value.items()}
         elif isinstance(value, list):
             value = [node.with_layer(layer) for node in value]
-        return Node(value, replace(self.source, layer=layer), self.key_place)
+        lost = tuple(node.with_layer(layer) for node in self.lost)
+        return Node(value, Source(layer, self.source.place), self.key_place, lost, self.tag)
 
     def with_items(self, items: Mapping[Key, Node]) -> Node:
         """Return a mapping node with other items, from the same place."""
-        return Node(dict(items), self.source, self.key_place)
+        return Node(dict(items), self.source, self.key_place, self.lost, self.tag)
+
+    def over(self, below: Node, tag: str = "") -> Node:
+        """Return this node, remembering one that it replaces."""
+        lost = (*self.lost, Node(below.value, below.source, below.key_place), *below.lost)
+        return Node(self.value, self.source, self.key_place, lost, tag)
 
 
 def from_plain(value: Any, source: Source) -> Node:

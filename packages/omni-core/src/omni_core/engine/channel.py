@@ -64,7 +64,9 @@ class Channel(Generic[T]):
         """
         self.post(message)
         try:
-            await asyncio.wait_for(self._writer.drain(), timeout_s)
+            # Not `wait_for`, which in Python 3.11 can lose a cancellation.
+            async with asyncio.timeout(timeout_s):
+                await self._writer.drain()
         except TimeoutError:
             raise DeadlineError(f"it did not read within {timeout_s:g} s", where=self.peer) from None
 
@@ -92,7 +94,8 @@ class Channel(Generic[T]):
         """Send what is buffered, at most for `timeout_s`, and close."""
         self._writer.close()
         with contextlib.suppress(TimeoutError, ConnectionError):
-            await asyncio.wait_for(self._writer.wait_closed(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._writer.wait_closed()
         self._writer.transport.abort()
 
 
@@ -104,7 +107,8 @@ async def connect(path: str, receives: Any, peer: str, timeout_s: float = 10.0) 
         OSError: There is no such socket.
     """
     try:
-        reader, writer = await asyncio.wait_for(asyncio.open_unix_connection(path, limit=_READ_AHEAD), timeout_s)
+        async with asyncio.timeout(timeout_s):
+            reader, writer = await asyncio.open_unix_connection(path, limit=_READ_AHEAD)
     except TimeoutError:
         raise DeadlineError(f"no connection to {path} within {timeout_s:g} s", where=peer) from None
     return Channel(reader, writer, receives, peer)

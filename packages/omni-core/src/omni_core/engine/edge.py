@@ -99,14 +99,15 @@ class _End:
         await self._call(lambda connector: None)
 
     def forget(self, request_id: str) -> None:
-        """Free what is left of a request, behind the calls that are under way."""
+        """Free what is left of a request: at once, since a put may wait for just that room, and behind the calls in line."""
         if self._connector is not None:
+            self._connector.cleanup(request_id)
             self._thread.submit(self._connector.cleanup, request_id)
 
     async def close(self) -> None:
-        """Close the connector."""
+        """Close the connector, which ends a call that waits in it."""
         if self._connector is not None:
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._connector.close)
+            await asyncio.to_thread(self._connector.close)
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
@@ -199,7 +200,7 @@ class HandOver:
             return self.outlet.function(self.handoff, output)
         except OmniError:
             raise
-        except Exception as error:
+        except Exception as error:  # a pipeline's code may raise anything; it costs this request alone
             raise ServiceError(f"{type(error).__name__}: {error}", where=self.outlet.where) from error
 
 

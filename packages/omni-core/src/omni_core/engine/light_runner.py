@@ -214,7 +214,7 @@ class LightRunner(StageRunner):
             try:
                 with _inference():
                     self._model.end(state)
-            except Exception:
+            except Exception:  # a model may raise anything; the request has ended and its place is free all the same
                 logger.exception("%s: freeing the state of request %s failed", self._where, request.request_id)
 
 

@@ -105,9 +105,8 @@ class Orchestrator:
     def prepare(self) -> None:
         """Begin what takes long and needs no loop: the fork server's imports. `start` does it, too."""
         if self._platform.start_method == "forkserver":
-            self._context = fork_server.begin(
-                tuple(dict.fromkeys(name for stage in self.pipeline.stages for name in stage.preload))
-            )
+            modules = [name for stage in self.pipeline.stages for name in stage.modules]
+            self._context = fork_server.begin(tuple(dict.fromkeys(modules)))
         else:
             self._context = fork_server.spawner()
 
@@ -234,7 +233,7 @@ class Orchestrator:
             for s in self.pipeline.config.stages
             if s.final_output and (s.stage_id in request.outputs or not request.outputs)
         )
-        stages = self._ancestors(finals)
+        stages = self.pipeline.config.ancestors(finals)
         inputs = _encoded(request)
         for stage_id in stages:
             self._living(stage_id)
@@ -369,16 +368,6 @@ class Orchestrator:
             user = flight.opened.get(stage_id)
             if user is process or (user is None and stage_id in flight.stages and not survivors):
                 self._end(flight, process.dead_error())
-
-    def _ancestors(self, finals: Iterable[int]) -> frozenset[int]:
-        found: set[int] = set()
-        left = list(finals)
-        while left:
-            stage_id = left.pop()
-            if stage_id not in found:
-                found.add(stage_id)
-                left.extend(self.pipeline.config.stage(stage_id).input_sources)
-        return frozenset(found)
 
 
 def _encoded(request: OmniRequest) -> bytes:

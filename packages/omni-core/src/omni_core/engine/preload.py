@@ -23,7 +23,7 @@ SERVER_ENV = "OMNI_PRELOAD_SERVER"
 
 def load(server: Watched, modules: list[str]) -> None:
     """Import `modules`, ending at once if the server goes away meanwhile, and arrange what happens at the end."""
-    atexit.register(_clean_up, server)
+    atexit.register(_end, server)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     watch = Watch([server], functools.partial(remove_run_dirs, server))
     for module in modules:
@@ -38,15 +38,24 @@ def load(server: Watched, modules: list[str]) -> None:
     watch.stop()
 
 
-def _clean_up(server: Watched) -> None:
+def _end(server: Watched) -> None:
     # The fork server ends when its last client has ended, so it is the one process that surely sees a killed server's end.
+    if _is_gone(server):
+        remove_run_dirs(server)
+    # Registered first and so called last. What follows would be the interpreter's own teardown, in which libraries that are
+    # loaded but were never used print pages about leaks.
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _is_gone(server: Watched) -> bool:
     fd = server.open()
-    if fd is not None:
-        gone = bool(select.select([fd], [], [], 0)[0])
+    if fd is None:
+        return True
+    try:
+        return bool(select.select([fd], [], [], 0)[0])
+    finally:
         os.close(fd)
-        if not gone:
-            return
-    remove_run_dirs(server)
 
 
 if SERVER_ENV in os.environ:

@@ -72,7 +72,7 @@ def main(spec: HostSpec) -> None:
     code = 1
     try:
         code = asyncio.run(_run(spec))
-    except Exception:
+    except Exception:  # whatever it was, it belongs in the log before the process ends
         logger.exception("stage %s: its host failed", spec.stage.name)
     finally:
         logging.shutdown()
@@ -186,13 +186,14 @@ class StageHost:
             with contextlib.suppress(ConnectionError, ServiceError):
                 await self._channel.send(Died(self._fatal))
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._close(), STOP_TIMEOUT_S)
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await self._close()
         return 0 if self._fatal is None else EXIT_ENGINE_DEAD
 
     async def _close(self) -> None:
         try:
             await self.runner.stop()
-        except Exception:
+        except Exception:  # a runner may raise anything; the rest must be closed all the same
             logger.exception("%s: stopping the engine failed", self._where)
         for end in (*self._outlets.values(), *self._inlets.values()):
             await end.close()
@@ -224,7 +225,8 @@ class StageHost:
     async def _beat(self) -> None:
         while True:
             try:
-                await asyncio.wait_for(self.runner.check(), HEARTBEAT_S)
+                async with asyncio.timeout(HEARTBEAT_S):
+                    await self.runner.check()
             except StageDeadError as error:
                 self._die(error)
             except TimeoutError:
@@ -356,5 +358,5 @@ class StageHost:
     async def _abort(self, request_id: str) -> None:
         try:
             await self.runner.abort(request_id)
-        except Exception:
+        except Exception:  # a runner may raise anything; its caller has been answered
             logger.exception("%s: aborting request %s failed", self._where, request_id)

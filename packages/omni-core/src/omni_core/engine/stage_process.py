@@ -300,7 +300,8 @@ class StageProcess:
 
     async def _wait_exit(self, timeout_s: float) -> None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._exited.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._exited.wait()
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None and not self._exited.is_set():

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from omni_core.capabilities import ModelCapabilities
 from omni_core.engine.ar import client
 from omni_core.engine.ar.engine_args import build_engine_args, engine_environment
 from omni_core.engine.ar.model_class import capabilities_of, load_model_class
@@ -22,7 +23,9 @@ class InProcessEngine:
 
     def __init__(self, stage: ResolvedStage) -> None:
         os.environ.update({**engine_environment(stage), "VLLM_ENABLE_V1_MULTIPROCESSING": "0"})
-        capabilities = capabilities_of(load_model_class(stage.architecture, stage.architecture_target or "", where="test"))
+        capabilities = ModelCapabilities()
+        if stage.architecture_target is not None:
+            capabilities = capabilities_of(load_model_class(stage.architecture, stage.architecture_target, where="test"))
         self.gated = capabilities.gated_inputs
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # vLLM's start walks over every loaded module, deprecated names included

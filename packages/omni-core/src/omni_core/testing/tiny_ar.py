@@ -139,6 +139,21 @@ class TinyGatedTalker(TinyTalker):
         self.rows[slot, start : start + len(rows)] = rows
 
 
+class TinyBareTalker(TinyTalker):
+    """The mechanism alone: its frame repeats the token and its predictor computes nothing."""
+
+    def mtp(
+        self,
+        token_ids: torch.Tensor,
+        embeds: torch.Tensor,
+        hidden: torch.Tensor,
+        conditioning: torch.Tensor,
+        **extra: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the token's embedding and the token."""
+        return embeds + conditioning, token_ids[:, None].expand(-1, CODES)
+
+
 class TinySamplingTalker(TinyTalker):
     """Codes are sampled from uniform numbers that the runner draws."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from dataclasses import replace
+from typing import Any
 
 from omni_core.engine.orchestrator import Orchestrator
 from omni_core.engine.stage_process import StageState
@@ -28,8 +29,10 @@ async def run(phase: str) -> None:
     orchestrator = Orchestrator(pipeline)
     starting = asyncio.create_task(orchestrator.start())
     if phase == "start":
-        while not any(stage["state"] == StageState.READY for stage in orchestrator.health()["stages"]):
+        found: list[dict[str, Any]] = []
+        while not (found and all(s["pid"] for s in found) and any(s["state"] == StageState.READY for s in found)):
             await asyncio.sleep(0.01)
+            found = orchestrator.health()["stages"]
     elif phase == "preload":
         while orchestrator.run_dir is None:
             await asyncio.sleep(0.01)

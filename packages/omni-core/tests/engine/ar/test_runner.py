@@ -58,6 +58,10 @@ def codes(outputs: list[StageOutput], key: str = "codes") -> list[list[int]]:
     return [frame for output in outputs for frame in output.tensors.get(key, np.empty((0, 4))).tolist()]
 
 
+def tokens_of(outputs: list[StageOutput]) -> list[int]:
+    return [token for output in outputs for token in output.token_ids]
+
+
 async def test_a_request_gives_its_frames_and_its_end(make_runner: Any, rows_of: Rows) -> None:
     runner = await make_runner()
     what = request(runner, "a", {"rows": rows_of(1), "tag": "x"}, max_tokens=10)
@@ -67,7 +71,7 @@ async def test_a_request_gives_its_frames_and_its_end(make_runner: Any, rows_of:
 
     assert np.shape(codes(outputs)) == (10, 4)
     assert all(output.tensors["codes"].dtype == np.int32 for output in outputs if output.tensors)
-    assert sum((output.token_ids for output in outputs), []) == [frame[0] for frame in codes(outputs)]
+    assert tokens_of(outputs) == [frame[0] for frame in codes(outputs)]
     assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
     assert outputs[-1].finish_reason == "length"
     assert outputs[-1].metrics == {"prompt_tokens": 6, "generated_tokens": 10}
@@ -212,10 +216,10 @@ async def test_a_plain_text_model_answers_in_text(make_runner: Any, checkpoints:
     by_text = await collect(runner, request(runner, "text", {"prompt": "t5 t6 t7"}, max_tokens=6))
     by_ids = await collect(runner, request(runner, "ids", {"prompt_token_ids": [5, 6, 7]}, max_tokens=6))
 
-    tokens = sum((output.token_ids for output in by_text), [])
+    tokens = tokens_of(by_text)
     assert len(tokens) == 6
     assert "".join(output.text for output in by_text).split() == [f"t{token}" for token in tokens]
-    assert sum((output.token_ids for output in by_ids), []) == tokens
+    assert tokens_of(by_ids) == tokens
     assert by_text[-1].metrics["prompt_tokens"] == 3
     with pytest.raises(RequestError, match="prompt_token_ids"):
         await collect(runner, request(runner, "neither", {}))

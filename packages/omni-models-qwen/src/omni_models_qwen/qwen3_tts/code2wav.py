@@ -70,7 +70,7 @@ class Qwen3TTSCode2Wav(LightModel):
 
     @torch.inference_mode()
     def step(self, chunks: Sequence[LightChunk]) -> Sequence[Mapping[str, Any]]:
-        """Return `audio` float32 [n * samples_per_frame, 1] and, for who wants to see them, `codes` int32 [n, 16] of each chunk.
+        """Return each chunk's `audio` float32 [n * samples_per_frame, 1] and, to be looked at, its `codes` int32 [n, 16].
 
         Raises:
             RequestError: Codes are not [n, 16] whole numbers inside the codebooks. No state has changed then.

@@ -44,3 +44,26 @@ QWEN3_TTS = PipelineConfig(
     ),
 )
 """The two-stage pipeline. 2150 is the codec's end-of-speech id, the same in every released checkpoint."""
+
+QWEN3_TTS_FUSED = PipelineConfig(
+    model_type="qwen3_tts_fused",
+    model_arch="Qwen3TTSFusedTalkerForConditionalGeneration",
+    default_deploy_config_name="qwen3_tts_fused_single_gpu.yaml",
+    single_stage_streams=True,
+    speech=QWEN3_TTS.speech,
+    stages=(
+        StagePipelineConfig(
+            stage_id=0,
+            model_stage="qwen3_tts",
+            final_output=True,
+            final_output_type="audio",
+            engine_output_type="audio",
+            owns_tokenizer=True,
+            custom_process_input_func=f"{_HERE}.input:Qwen3TTSInput",
+            sampling_constraints=QWEN3_TTS.stages[0].sampling_constraints,
+            supports_native_mrv2_data_plane=True,
+            extras=QWEN3_TTS.stages[0].extras,
+        ),
+    ),
+)
+"""One stage, whose talker holds the codec's decoder and makes audio itself; chosen with `pipeline: qwen3_tts_fused` (TT-02)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +22,22 @@ _NUMBERS = {
     "connector_get_max_wait": 0,
 }
 """Whole-number keys and the least value of each."""
-_SWITCHES = ("codec_streaming", "talker_first_audio", "decode_enable_tf32", "code_predictor_prefix_graphs")
-_OTHERS = ("codec_chunk_ramp", "decode_cudagraph_batch_sizes", "connector_get_sleep_s")
-KEYS = frozenset((*_NUMBERS, *_SWITCHES, *_OTHERS))
+_SWITCHES = (
+    "codec_streaming",
+    "talker_first_audio",
+    "decode_enable_tf32",
+    "code_predictor_prefix_graphs",
+    "code_predictor_kv_cache",
+    "code_predictor_fused_sampling",
+    "codec_time_major",
+)
+_SIZES = (
+    "codec_chunk_ramp",
+    "decode_cudagraph_batch_sizes",
+    "code_predictor_prefix_graph_buckets",
+    "code_predictor_prefix_graph_seq_lens",
+)
+KEYS = frozenset((*_NUMBERS, *_SWITCHES, *_SIZES, "connector_get_sleep_s"))
 
 
 @dataclass(frozen=True)
@@ -49,13 +62,22 @@ class ChunkPolicy:
         ramp = options.get("codec_chunk_ramp")
         if initial is None:
             initial = int(options.get("initial_codec_chunk_frames") or 0)
-        first = tuple(int(size) for size in ramp) if ramp else ((min(initial, steady),) if initial else ())
+        first = ramp_sizes(ramp) if ramp else ((min(initial, steady),) if initial else ())
         context = options.get("ref_code_context_frames", options.get("codec_left_context_frames", 25))
         return cls(steady=steady, first=first, ref_context=int(context))
 
     def size(self, sent: int) -> int:
         """Return how many frames the payload after `sent` others waits for."""
         return self.first[sent] if sent < len(self.first) else self.steady
+
+
+def ramp_sizes(value: Any) -> tuple[int, ...]:
+    """Return the sizes of a `codec_chunk_ramp`: a list of whole numbers, or a string with commas between them (TT-15).
+
+    Raises:
+        ValueError: A part of the string is no whole number.
+    """
+    return tuple(int(size) for size in (value.split(",") if isinstance(value, str) else value))
 
 
 def check_edges(stages: Sequence[ResolvedStage]) -> None:
@@ -69,23 +91,38 @@ def check_edges(stages: Sequence[ResolvedStage]) -> None:
             check_options(edge.stream, f"connectors.{edge.connector}.extra")
 
 
-def check_options(options: Mapping[str, Any], where: str) -> None:
-    """Check the stream options of one edge; raise ConfigError at the first that cannot be used."""
+def check_options(
+    options: Mapping[str, Any], where: str, *, keys: Collection[str] = KEYS, model: str = "Qwen3-TTS"
+) -> None:
+    """Check the stream options of one edge; raise ConfigError at the first that cannot be used.
+
+    Args:
+        options: The options.
+        where: What messages call their place.
+        keys: The options that the model has.
+        model: What messages call the model.
+    """
     for key, value in options.items():
-        if key not in KEYS:
-            near = difflib.get_close_matches(key, KEYS, 1)
-            hint = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(sorted(KEYS))}"
-            raise ConfigError(f"{key!r} is not an option of Qwen3-TTS or of the connector", where=where, hint=hint)
+        if key not in keys:
+            near = difflib.get_close_matches(key, keys, 1)
+            hint = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(sorted(keys))}"
+            raise ConfigError(f"{key!r} is not an option of {model} or of the connector", where=where, hint=hint)
         if key in _NUMBERS and not (_whole(value) and value >= _NUMBERS[key]):
             raise ConfigError(f"{key} must be a whole number of at least {_NUMBERS[key]}, not {value!r}", where=where)
         if key in _SWITCHES and not isinstance(value, bool):
             raise ConfigError(f"{key} must be true or false, not {value!r}", where=where)
-        if key in ("codec_chunk_ramp", "decode_cudagraph_batch_sizes"):
+        if key in _SIZES:
             _check_sizes(key, value, where)
 
 
 def _check_sizes(key: str, value: Any, where: str) -> None:
-    if not (isinstance(value, (list, tuple)) and value and all(_whole(size) and size > 0 for size in value)):
+    sizes = value
+    if key == "codec_chunk_ramp" and isinstance(value, str):
+        try:
+            sizes = ramp_sizes(value)
+        except ValueError:
+            sizes = ()
+    if not (isinstance(sizes, (list, tuple)) and sizes and all(_whole(size) and size > 0 for size in sizes)):
         raise ConfigError(f"{key} must be a list of whole numbers above 0, not {value!r}", where=where)
 
 

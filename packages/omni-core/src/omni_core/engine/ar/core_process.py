@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
@@ -16,7 +17,8 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from omni_core.engine.vllm_bridge import engine_utils
-from omni_core.engine.watch import watch_from_environment
+from omni_core.engine.watch import RUN_DIR_ENV, watch_from_environment
+from omni_core.errors import StageStartError
 
 
 def core_context(platform: str) -> BaseContext:
@@ -49,12 +51,15 @@ class CoreContext:
         self._models = dict(models)
         self._reports: list[tuple[Connection, Connection]] = []
         self.processes: list[BaseProcess] = []
+        self._is_killed = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)
 
     def Process(self, *, target: Callable[..., Any], name: str, kwargs: Mapping[str, Any]) -> BaseProcess:
         """Return a process that is not started yet."""
+        if self._is_killed:
+            raise StageStartError("the start was given up")
         reader, writer = self._context.Pipe(duplex=False)
         self._reports.append((reader, writer))
         arguments = (target, dict(kwargs), {**os.environ, **self._environment}, self._models, writer)
@@ -73,7 +78,8 @@ class CoreContext:
         return ""
 
     def kill(self) -> None:
-        """Kill the core at once."""
+        """Kill the core at once, and start no other."""
+        self._is_killed = True
         for process in self.processes:
             if process.pid is not None:
                 process.kill()
@@ -99,6 +105,8 @@ def _run_core(
     os.environ.clear()
     os.environ.update(environment)
     watch_from_environment()
+    # vLLM's rendezvous file stays where its engine is killed; in the run directory it goes with it.
+    tempfile.tempdir = os.environ.get(RUN_DIR_ENV)
     try:
         _prepare(models)
         target(**kwargs)

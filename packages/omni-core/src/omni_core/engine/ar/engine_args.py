@@ -11,6 +11,7 @@ from typing import Any
 from omni_core.capabilities import ModelCapabilities
 from omni_core.engine.ar.checkpoint import has_tokenizer
 from omni_core.engine.vllm_bridge import AsyncEngineArgs, UniProcExecutor
+from omni_core.engine.watch import RUN_DIR_ENV
 from omni_core.errors import ConfigError
 from omni_core.stage import ResolvedStage
 
@@ -41,7 +42,10 @@ class HfOverride:
 def engine_environment(stage: ResolvedStage) -> dict[str, str]:
     """Return the environment that vLLM reads in the stage host and in its engine core."""
     threads = os.environ.get("OMP_NUM_THREADS", "1")
+    run_dir = os.environ.get(RUN_DIR_ENV)
     return {
+        # vLLM never removes its sockets; in the run directory they go with it.
+        **({"VLLM_RPC_BASE_PATH": run_dir} if run_dir else {}),
         "VLLM_USE_V2_MODEL_RUNNER": "1" if stage.model_runner == "v2" else "0",
         "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",
         "VLLM_NO_USAGE_STATS": "1",
@@ -103,7 +107,7 @@ def _forced(stage: ResolvedStage, capabilities: ModelCapabilities, given: Mappin
         forced["skip_tokenizer_init"] = True
     elif stage.topology.tokenizer_subdir:
         forced["tokenizer"] = str(tokenizer)
-    if _ranks(given) == 1:
+    if _ranks(given) == 1 and "distributed_executor_backend" not in given:
         forced["distributed_executor_backend"] = UniProcExecutor
     if not capabilities.computes_inputs:
         return forced
@@ -128,6 +132,15 @@ def _ranks(given: Mapping[str, Any]) -> int:
 
 def _refuse(stage: ResolvedStage, given: Mapping[str, Any]) -> None:
     where = f"stage {stage.name}"
+    for name in ("worker_cls", "scheduler_cls"):
+        if name in given:
+            raise ConfigError(f"{name} is set by the AR engine", where=where, hint=f"leave out {name}")
+    if given.get("enable_prefix_caching"):
+        raise ConfigError(
+            "a model that computes its inputs has placeholder ids, which tell no prefix from another",
+            where=where,
+            hint="leave out enable_prefix_caching",
+        )
     if given.get("speculative_config"):
         raise ConfigError("a model that computes its inputs cannot be speculated", where=where, hint="drop speculative_config")
     if int(given.get("pipeline_parallel_size") or 1) > 1:

@@ -58,9 +58,7 @@ async def launch(stage: ResolvedStage) -> Launched:
     starting = asyncio.get_running_loop().run_in_executor(None, _construct, stage, context)
     done, _ = await asyncio.wait({starting}, timeout=timeout)
     if not done:
-        context.kill()
-        # The core is gone, so the constructor comes back at once; where it hangs before it has a core, the host ends with us.
-        await asyncio.wait({starting}, timeout=5)
+        await _give_up(starting, context)
         raise StageStartError(
             f"the engine was not ready after {timeout:g} s",
             where=where,
@@ -71,6 +69,16 @@ async def launch(stage: ResolvedStage) -> Launched:
     async with asyncio.timeout(timeout):
         await llm.get_supported_tasks()
     return Launched(llm, capabilities, context, client.install(llm))
+
+
+async def _give_up(starting: asyncio.Future[Any], context: CoreContext) -> None:
+    # The constructor comes back when its core is gone. Where it hangs before it has one, the thread ends with the host.
+    for _ in range(50):
+        context.kill()
+        done, _ = await asyncio.wait({starting}, timeout=0.1)
+        if done:
+            starting.exception()
+            return
 
 
 def _construct(stage: ResolvedStage, context: CoreContext) -> tuple[Any, ModelCapabilities]:

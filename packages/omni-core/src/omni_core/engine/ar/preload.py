@@ -17,7 +17,6 @@ _MODULES = (
     "vllm.v1.engine.core",
     "vllm.v1.core.sched.scheduler",
     "vllm.model_executor.model_loader.default_loader",
-    "vllm.model_executor.models.qwen3",
     "vllm.model_executor.layers.quantization.online.base",
     "compressed_tensors",
     "omni_core.engine.ar.runner",

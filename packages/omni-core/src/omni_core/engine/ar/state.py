@@ -16,7 +16,7 @@ import torch
 from omni_core.capabilities import ModelCapabilities, MtpCapability, MtpSampling
 from omni_core.engine.ar.model import ArModel
 from omni_core.engine.ar.requests import mtp_sampling
-from omni_core.engine.ar.wire import CODES, ROWS, extra_of
+from omni_core.engine.ar.wire import CODES, ROWS, RowBatch, extra_of
 from omni_core.payload import decode_payload
 
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
@@ -37,8 +37,8 @@ class StepCodes:
 
     rows: list[int]
     """Batch rows, in the order of `codes`."""
-    stops: list[frozenset[int]]
-    """Token ids that end each row's request; their frame is dropped."""
+    stops: list[frozenset[int]] | None
+    """Token ids that end each row's request, whose frame is dropped; None where that was done before the prediction."""
     codes: torch.Tensor
     """int32 [n, Q] on the host, complete once `ready` has happened."""
     ready: Any = None
@@ -50,8 +50,8 @@ class StepCodes:
             self.ready.synchronize()
         sampled = output.sampled_token_ids
         numbers: list[int | None] = [None] * len(output.req_ids)
-        for number, (row, stops) in enumerate(zip(self.rows, self.stops, strict=True)):
-            if sampled[row] and sampled[row][0] not in stops:
+        for number, row in enumerate(self.rows):
+            if self.stops is None or (sampled[row] and sampled[row][0] not in self.stops[number]):
                 numbers[row] = number
         output.pooler_output = numbers
         setattr(output, CODES, self.codes)
@@ -89,6 +89,7 @@ class ArState:
         # What mtp returned, and the position it is meant for: a decode step gathers it instead of asking omni_embed.
         self._next_rows = torch.zeros(max_num_seqs, hidden_size, dtype=dtype, device=device)
         self._next_position = np.full(max_num_seqs, -1, dtype=np.int64)
+        self._unsorted: torch.Tensor | None = None
         self._uniforms: torch.Tensor | None = None
         self._req_ids: list[str] = []
         self._batch: IntArray | None = None
@@ -105,18 +106,25 @@ class ArState:
 
     def begin(self, scheduler_output: Any) -> None:
         """Free the slots of finished requests, give slots to new ones and take the rows that came."""
-        # Not on preemption: a preempted request comes back and its history is what it is recomputed from.
-        for request_id in scheduler_output.finished_req_ids:
-            self._end(request_id)
-        for request in scheduler_output.scheduled_new_reqs:
-            if request.req_id not in self._slots:
-                self._admit(request)
-        for request_id, batch in getattr(scheduler_output, ROWS, {}).items():
-            slot, start = self._slots[request_id], batch["start"]
-            for rows in batch["rows"]:
-                self._model.omni_ingest(slot, start, rows.to(self._device))
-                start += len(rows)
-            self._received[slot] = np.iinfo(np.int64).max if batch["final"] else start
+        batches = getattr(scheduler_output, ROWS, None)
+        if not (batches or scheduler_output.finished_req_ids or scheduler_output.scheduled_new_reqs):
+            return
+        with torch.inference_mode():
+            # Not on preemption: a preempted request comes back and its history is what it is recomputed from.
+            for request_id in scheduler_output.finished_req_ids:
+                self._end(request_id)
+            for request in scheduler_output.scheduled_new_reqs:
+                if request.req_id not in self._slots:
+                    self._admit(request)
+            for request_id, batch in (batches or {}).items():
+                self._ingest(self._slots[request_id], batch)
+
+    def _ingest(self, slot: int, batch: RowBatch) -> None:
+        start = batch["start"]
+        for rows in batch["rows"]:
+            self._model.omni_ingest(slot, start, rows.to(self._device))
+            start += len(rows)
+        self._received[slot] = np.iinfo(np.int64).max if batch["final"] else start
 
     def _end(self, request_id: str) -> None:
         slot = self._slots.pop(request_id, None)
@@ -161,7 +169,7 @@ class ArState:
     def fill_inputs(
         self,
         req_ids: list[str],
-        counts: IntArray,
+        counts: IntArray | None,
         computed: IntArray,
         positions: torch.Tensor,
         token_ids: torch.Tensor,
@@ -171,22 +179,28 @@ class ArState:
 
         Args:
             req_ids: The batch, one id for each row.
-            counts: Tokens scheduled for each row, [B]; their sum is T.
+            counts: Tokens scheduled for each row, [B]; their sum is T. None where each row has one.
             computed: Positions computed before this step, [B].
             positions: Position of each token, int64 [T].
             token_ids: Token ids [T]; meaningful where the request has real ids.
             out: Where to write.
         """
         self._bind(req_ids)
-        self._following = computed + counts
+        self._following = computed.astype(np.int64) + (1 if counts is None else counts)
         batch = self._batch
         if batch is None:
             out.zero_()
             return
         cached = self._next_position[batch] == computed
-        if len(req_ids) == len(out) and cached.all():
-            torch.index_select(self._next_rows, 0, self._batch_device, out=out)
-            return
+        if counts is None:
+            if cached.all():
+                if self._unsorted is not None:
+                    out.copy_(self._unsorted)
+                else:
+                    torch.index_select(self._next_rows, 0, self._batch_device, out=out)
+                return
+            counts = np.ones(len(batch), dtype=np.int64)
+        self._sort()
         token_slots = torch.from_numpy(np.repeat(batch, counts)).to(self._device)
         cached &= counts == 1
         if not cached.any():
@@ -202,6 +216,7 @@ class ArState:
     def _bind(self, req_ids: list[str]) -> None:
         if req_ids == self._req_ids:
             return
+        self._sort()
         slots = [self._slots.get(request_id) for request_id in req_ids]
         self._req_ids = list(req_ids)
         if None in slots:
@@ -223,13 +238,14 @@ class ArState:
             if tokens and tokens[0] not in requests[slot].stops  # type: ignore[union-attr]
         ]
 
-    def after_sampling(self, rows: list[int], token_ids: torch.Tensor, hidden: torch.Tensor) -> None:
+    def after_sampling(self, rows: list[int], token_ids: torch.Tensor, hidden: torch.Tensor, *, has_ends: bool = True) -> None:
         """Predict the frames of the rows that sampled, and keep them for the next step and for the host.
 
         Args:
             rows: Batch rows, [n].
             token_ids: What they sampled, int64 [n].
             hidden: The hidden states they sampled from, [n, H].
+            has_ends: Whether tokens that end their request may be among them.
         """
         if self._mtp is None or self._batch is None or not rows:
             return
@@ -244,10 +260,23 @@ class ArState:
             token_ids, model.embed_input_ids(token_ids), hidden, conditioning, **self._extra(self._mtp, slots)
         )
         model.omni_record(slots_device, positions, codes)
-        self._next_rows.index_copy_(0, slots_device, embeds.to(self._next_rows.dtype))
+        self._remember(slots_device, embeds.to(self._next_rows.dtype), whole=whole)
         # Without the row of that position the conditioning was not whole; omni_embed is asked when the row is there.
         self._next_position[slots] = np.where(following < self._received[slots], following, -1) if self._gated else following
-        self._keep(rows, slots, codes)
+        self._keep(rows, self._stops(slots) if has_ends else None, codes)
+
+    def _remember(self, slots_device: torch.Tensor, embeds: torch.Tensor, *, whole: bool) -> None:
+        if whole:
+            # Sorted into slots when the batch changes; most steps have the batch of the one before and take them as they are.
+            self._unsorted = embeds
+            return
+        self._sort()
+        self._next_rows.index_copy_(0, slots_device, embeds)
+
+    def _sort(self) -> None:
+        embeds, self._unsorted = self._unsorted, None
+        if embeds is not None:
+            self._next_rows.index_copy_(0, self._batch_device, embeds)
 
     def _extra(self, mtp: MtpCapability, slots: IntArray) -> dict[str, Any]:
         if not (mtp.accepts_req_infos or mtp.per_row_generators or mtp.sample_uniforms):
@@ -268,8 +297,10 @@ class ArState:
             extra["uniforms"] = self._uniforms[: len(requests)]
         return extra
 
-    def _keep(self, rows: list[int], slots: IntArray, codes: torch.Tensor) -> None:
-        stops = [request.stops for slot in slots.tolist() if (request := self._requests[slot]) is not None]
+    def _stops(self, slots: IntArray) -> list[frozenset[int]]:
+        return [request.stops for slot in slots.tolist() if (request := self._requests[slot]) is not None]
+
+    def _keep(self, rows: list[int], stops: list[frozenset[int]] | None, codes: torch.Tensor) -> None:
         if self._device.type == "cpu":
             self._codes = StepCodes(rows, stops, codes.to(torch.int32))
             return

@@ -25,10 +25,12 @@ class ArRunnerMixin:
         req_ids = runner.input_batch.req_ids
         scheduled = scheduler_output.num_scheduled_tokens
         total = scheduler_output.total_num_scheduled_tokens
+        count = len(req_ids)
         self.omni.fill_inputs(
             req_ids,
-            np.fromiter((scheduled[request_id] for request_id in req_ids), dtype=np.int64, count=len(req_ids)),
-            runner.input_batch.num_computed_tokens_cpu[: len(req_ids)].astype(np.int64),
+            # Every row of the batch runs in the step, so with as many tokens as rows each has one.
+            None if total == count else np.fromiter(map(scheduled.__getitem__, req_ids), dtype=np.int64, count=count),
+            runner.input_batch.num_computed_tokens_cpu[:count],
             runner.positions[:total],
             runner.input_ids.gpu[:total],
             runner.inputs_embeds.gpu[:total],
@@ -43,7 +45,8 @@ class ArRunnerMixin:
         if state is None:
             return output
         hidden = state.sample_hidden_states
-        if isinstance(output, AsyncModelRunnerOutput):
+        has_ends = isinstance(output, AsyncModelRunnerOutput)
+        if has_ends:
             # The tokens are still on the device: every row that samples is predicted, ends are dropped on the host.
             sampled = runner.input_batch.prev_sampled_token_ids[:, 0].long()
             rows = np.flatnonzero(~runner.discard_request_mask.np[: len(sampled)]).tolist()
@@ -53,5 +56,5 @@ class ArRunnerMixin:
         if len(rows) < len(sampled):
             index = torch.tensor(rows, dtype=torch.long, device=sampled.device)
             sampled, hidden = sampled[index], hidden[index]
-        self.omni.after_sampling(rows, sampled, hidden)
+        self.omni.after_sampling(rows, sampled, hidden, has_ends=has_ends)
         return output

@@ -24,8 +24,8 @@ class ArModelState(DefaultModelState):
         count = input_batch.num_tokens
         self.omni.fill_inputs(
             input_batch.req_ids,
-            input_batch.num_scheduled_tokens.astype(np.int64),
-            input_batch.num_computed_tokens_np[: input_batch.num_reqs].astype(np.int64),
+            None if count == input_batch.num_reqs else input_batch.num_scheduled_tokens[: input_batch.num_reqs],
+            input_batch.num_computed_tokens_np[: input_batch.num_reqs],
             input_batch.positions[:count].long(),
             input_batch.input_ids[:count],
             self.inputs_embeds[:count],

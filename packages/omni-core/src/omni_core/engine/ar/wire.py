@@ -57,15 +57,15 @@ def pack(outputs: Sequence[Any], codes: np.ndarray[Any, Any], slice_size: int) -
     """
     for base in range(0, len(outputs), slice_size):
         part = outputs[base : base + slice_size]
-        picked = [(index, output.pooling_output) for index, output in enumerate(part) if output.pooling_output is not None]
-        if not picked:
+        indexes = [index for index, output in enumerate(part) if output.pooling_output is not None]
+        if not indexes:
             continue
-        for index, _ in picked:
+        numbers = [part[index].pooling_output for index in indexes]
+        for index in indexes:
             part[index].pooling_output = None
-        table = np.empty((len(picked), 1 + codes.shape[1]), dtype=np.int32)
-        pairs = np.array(picked, dtype=np.int64)
-        table[:, 0] = pairs[:, 0]
-        table[:, 1:] = codes[pairs[:, 1]]
+        table = np.empty((len(indexes), 1 + codes.shape[1]), dtype=np.int32)
+        table[:, 0] = indexes
+        table[:, 1:] = codes.take(numbers, axis=0)
         part[0].pooling_output = torch.from_numpy(table)
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from omni_core.engine.ar.model_class import capabilities_of
 from omni_core.engine.ar.state import ArState, StepCodes
 from omni_core.engine.vllm_bridge import AsyncModelRunnerOutput, worker_base
@@ -57,13 +55,11 @@ class ArWorker(worker_base()):  # type: ignore[misc]
             runner.__class__ = type(f"Ar{type(runner).__name__}", (ArRunnerMixin, type(runner)), {})
             runner.omni = self.omni
 
-    @torch.inference_mode()
     def execute_model(self, scheduler_output: Any) -> Any:
         """Bring the slots up to date, then run vLLM's step."""
         self.omni.begin(scheduler_output)
         return super().execute_model(scheduler_output)
 
-    @torch.inference_mode()
     def sample_tokens(self, grammar_output: Any) -> Any:
         """Sample and add the step's codes to the output."""
         output = super().sample_tokens(grammar_output)

@@ -1,0 +1,80 @@
+"""The engine arguments of a stage."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from omni_core.errors import ConfigError
+
+pytestmark = pytest.mark.engine
+
+
+def build(stage: Any) -> Any:
+    from omni_core.engine.ar.engine_args import build_engine_args
+    from omni_core.engine.ar.model_class import capabilities_of
+    from omni_core.testing import tiny_ar
+
+    kind = getattr(tiny_ar, stage.architecture, object)
+    return build_engine_args(stage, capabilities_of(kind))
+
+
+def test_a_model_that_computes_its_inputs_gets_our_worker_and_scheduler(make_stage: Any) -> None:
+    args = build(make_stage())
+
+    assert args.worker_cls == "omni_core.engine.ar.worker.ArWorker"
+    assert args.scheduler_cls == "omni_core.engine.ar.scheduler.ArScheduler"
+    assert args.enable_prefix_caching is False
+    assert args.skip_tokenizer_init is True
+    assert args.enforce_eager is True
+    assert args.enable_prompt_embeds is False
+
+
+def test_cuda_gets_the_asynchronous_scheduler_and_embeddings_in_its_graphs(make_stage: Any) -> None:
+    args = build(make_stage(platform="cuda"))
+
+    assert args.scheduler_cls == "omni_core.engine.ar.scheduler.AsyncArScheduler"
+    assert args.enable_prompt_embeds is True
+
+
+def test_the_second_model_runner_is_asked_for_embeddings(make_stage: Any) -> None:
+    assert build(make_stage(model_runner="v2")).enable_prompt_embeds is True
+
+
+def test_a_model_without_declarations_keeps_vllms_own_path(make_stage: Any) -> None:
+    from omni_core.engine.vllm_bridge import UniProcExecutor
+
+    args = build(make_stage("Qwen3ForCausalLM"))
+
+    assert args.worker_cls == "auto"
+    assert args.scheduler_cls is None
+    assert args.distributed_executor_backend is UniProcExecutor
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("worker_cls", "a.B"),
+        ("enable_prefix_caching", True),
+        ("speculative_config", {"method": "ngram"}),
+        ("pipeline_parallel_size", 2),
+    ],
+)
+def test_what_the_engine_cannot_do_is_refused(make_stage: Any, name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match="stage 0"):
+        build(make_stage(engine_args={name: value}))
+
+
+def test_a_nested_configuration_is_chosen_and_given_the_architecture() -> None:
+    from omni_core.engine.ar.engine_args import HfOverride
+
+    inner = SimpleNamespace(architectures=["Other"], vocab_size=1, update=lambda values: inner.__dict__.update(values))
+    outer = SimpleNamespace(talker_config=SimpleNamespace(text_config=inner), update=None)
+
+    chosen = HfOverride("Talker", "talker_config.text_config", {"vocab_size": 7})(outer)
+
+    assert chosen is inner
+    assert inner.architectures == ["Talker"]
+    assert inner.vocab_size == 7

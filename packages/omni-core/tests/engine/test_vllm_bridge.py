@@ -1,0 +1,291 @@
+"""One contract test for each symbol of vLLM that core touches: its signature, and the behaviour that core leans on."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="the contract is with vLLM")
+
+from omni_core.engine import vllm_bridge
+from omni_core.engine.vllm_bridge import TOUCHED
+
+pytestmark = pytest.mark.engine
+
+CHECKS: dict[str, Callable[[Any], None]] = {}
+
+
+def contract(name: str) -> Callable[[Callable[[Any], None]], Callable[[Any], None]]:
+    def register(check: Callable[[Any], None]) -> Callable[[Any], None]:
+        CHECKS[name] = check
+        return check
+
+    return register
+
+
+def parameters(function: Any) -> list[str]:
+    return list(inspect.signature(function).parameters)
+
+
+def body(function: Any) -> str:
+    return textwrap.dedent(inspect.getsource(function))
+
+
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable")
+@pytest.mark.parametrize("name", sorted(TOUCHED))
+def test_a_touched_symbol_keeps_its_contract(name: str) -> None:
+    CHECKS[name](getattr(vllm_bridge, name))
+
+
+def test_every_check_has_its_symbol_and_every_symbol_its_notes() -> None:
+    assert set(CHECKS) == set(TOUCHED)
+    for touched in TOUCHED.values():
+        assert all(dataclasses.astuple(touched))
+
+
+def test_an_unknown_symbol_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="NoSuchThing"):
+        _ = vllm_bridge.NoSuchThing
+
+
+def test_the_table_of_sampling_parameters_holds_only_names_of_vllm() -> None:
+    from omni_core.sampling import SAMPLING_RULES
+
+    names = set(parameters(vllm_bridge.SamplingParams))
+
+    assert set(SAMPLING_RULES) <= names
+
+
+def test_the_table_of_engine_arguments_is_that_of_vllm() -> None:
+    from omni_core.deploy.engine_names import ENGINE_ARG_NAMES, RESERVED_NAMES
+
+    names = {field.name for field in dataclasses.fields(vllm_bridge.AsyncEngineArgs) if not field.name.startswith("_")}
+
+    # The scheduler belongs to the pipeline (`StagePipelineConfig.scheduler_cls`).
+    assert names - set(RESERVED_NAMES) - {"scheduler_cls"} == ENGINE_ARG_NAMES
+
+
+@contract("AsyncEngineArgs")
+def _(symbol: Any) -> None:
+    names = {field.name for field in dataclasses.fields(symbol)}
+
+    assert {
+        "model",
+        "tokenizer",
+        "skip_tokenizer_init",
+        "hf_overrides",
+        "generation_config",
+        "enforce_eager",
+        "kv_cache_memory_bytes",
+        "distributed_executor_backend",
+        "worker_cls",
+        "scheduler_cls",
+        "enable_prefix_caching",
+        "enable_prompt_embeds",
+        "disable_log_stats",
+        "enable_log_requests",
+    } <= names
+    with pytest.raises(TypeError):
+        symbol(no_such_argument=1)
+
+
+@contract("AsyncLLM")
+def _(symbol: Any) -> None:
+    assert {"vllm_config", "enable_log_requests", "disable_log_stats"} <= set(parameters(symbol.from_vllm_config))
+    assert parameters(symbol.add_request)[:4] == ["self", "request_id", "prompt", "params"]
+    assert "RequestOutputCollector" in str(inspect.signature(symbol.add_request).return_annotation)
+    assert "internal" in parameters(symbol.abort)
+    assert "timeout" in parameters(symbol.shutdown)
+    assert isinstance(symbol.errored, property)
+    # The answer is kept, so that adding a request asks the core nothing.
+    assert "_supported_tasks" in body(symbol.get_supported_tasks)
+    # The output task captures the output processor as an object.
+    assert "output_processor = self.output_processor" in body(symbol._run_output_handler)
+
+
+@contract("LLMEngine")
+def _(symbol: Any) -> None:
+    assert {"step", "add_request", "abort_request", "has_unfinished_requests"} <= set(dir(symbol))
+
+
+@contract("SamplingParams")
+def _(symbol: Any) -> None:
+    params = symbol(temperature=0.0, stop_token_ids=[3], seed=4, extra_args={"omni": {"inputs": b"\x00\xff"}})
+
+    import msgspec
+
+    again = msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=symbol)
+    assert again.extra_args == {"omni": {"inputs": b"\x00\xff"}}
+    assert (again.temperature, again.stop_token_ids, again.seed) == (0.0, [3], 4)
+    assert params.eos_token_id is None
+    assert params.clone().extra_args == params.extra_args
+
+
+@contract("RequestOutputKind")
+def _(symbol: Any) -> None:
+    assert symbol.DELTA in symbol
+
+
+@contract("tokens_input")
+def _(symbol: Any) -> None:
+    assert symbol([1, 2]) == {"type": "token", "prompt_token_ids": [1, 2]}
+
+
+@contract("EngineCoreRequest")
+def _(symbol: Any) -> None:
+    import torch
+    from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+
+    from omni_core.engine.ar.client import push_request
+
+    pushed = push_request("id", torch.ones(2, 3), True)
+    again = MsgpackDecoder(symbol).decode(MsgpackEncoder().encode(pushed))
+
+    assert again.request_id == "id"
+    assert again.prompt_token_ids is None
+    assert torch.equal(again.prompt_embeds, torch.ones(2, 3))
+    assert again.sampling_params.extra_args["omni"] == {"push": True, "final": True}
+
+
+@contract("EngineDeadError")
+def _(symbol: Any) -> None:
+    assert issubclass(symbol, Exception)
+    assert not issubclass(symbol, vllm_bridge.VLLMClientError)
+
+
+@contract("VLLMClientError")
+def _(symbol: Any) -> None:
+    from vllm.exceptions import VLLMValidationError
+
+    assert issubclass(VLLMValidationError, symbol)
+
+
+@contract("OutputProcessor")
+def _(symbol: Any) -> None:
+    from vllm.v1.engine import EngineCoreOutput
+
+    assert parameters(symbol.process_outputs)[:2] == ["self", "engine_core_outputs"]
+    assert parameters(symbol.add_request)[:2] == ["self", "request"]
+    assert not hasattr(symbol, "__slots__")
+    assert "pooling_output" in EngineCoreOutput.__struct_fields__
+
+
+@contract("Scheduler")
+def _(symbol: Any) -> None:
+    assert parameters(symbol._reserve_prefill_lookahead) == ["self", "request", "num_computed_tokens", "num_new_tokens"]
+    assert parameters(symbol._handle_blocked_waiting_request) == ["self", "request"]
+    assert parameters(symbol._free_request)[:2] == ["self", "request"]
+    assert parameters(symbol.update_from_output) == ["self", "scheduler_output", "model_runner_output"]
+    schedule = body(symbol.schedule)
+    assert schedule.count("_reserve_prefill_lookahead(") == 2, "asked for running and for waiting requests"
+    assert schedule.count("_handle_blocked_waiting_request(") == 1
+    update = body(symbol.update_from_output)
+    assert "pooler_outputs[req_index] if pooler_outputs else None" in update
+    assert "pooling_output=pooler_output" in update
+    assert isinstance(symbol.pause_state, property)
+
+
+@contract("AsyncScheduler")
+def _(symbol: Any) -> None:
+    from omni_core.engine.ar.scheduler import AsyncArScheduler
+
+    assert issubclass(symbol, vllm_bridge.Scheduler)
+    assert issubclass(AsyncArScheduler, symbol)
+
+
+@contract("PauseState")
+def _(symbol: Any) -> None:
+    assert {member.name for member in symbol} >= {"UNPAUSED", "PAUSED_NEW", "PAUSED_ALL"}
+
+
+@contract("AsyncModelRunnerOutput")
+def _(symbol: Any) -> None:
+    assert symbol.__abstractmethods__ == {"get_output"}
+
+
+@contract("UniProcExecutor")
+def _(symbol: Any) -> None:
+    from types import SimpleNamespace
+
+    from vllm.v1.executor.abstract import Executor
+
+    parallel = SimpleNamespace(distributed_executor_backend=symbol)
+    assert Executor.get_class(SimpleNamespace(parallel_config=parallel)) is symbol
+    # The string would be rewritten on a CPU; a class is not equal to it.
+    assert symbol != "uni"
+
+
+@contract("ModelRegistry")
+def _(symbol: Any) -> None:
+    assert parameters(symbol.register_model) == ["model_arch", "model_cls"]
+    assert "Qwen3ForCausalLM" in symbol.models
+
+
+@contract("DefaultModelState")
+def _(symbol: Any) -> None:
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+    from vllm.v1.worker.gpu.model_states import resolve_model_state_cls
+
+    assert parameters(symbol.prepare_inputs_embeds) == ["self", "scheduled_encoder_inputs", "input_batch", "req_states"]
+    assert parameters(symbol.custom_sampler) == ["self", "sampler"]
+    assert "get_model_state_cls" in body(resolve_model_state_cls)
+    sample = body(GPUModelRunner.sample)
+    logits = sample.index("logits = self.model.compute_logits(sample_hidden_states)")
+    assert logits < sample.index("self.sampler(logits, input_batch)")
+
+
+@contract("engine_utils")
+def _(symbol: Any) -> None:
+    assert "context = get_mp_context()" in body(symbol.CoreEngineProcManager.__init__)
+    assert "context.Process(" in body(symbol.CoreEngineProcManager.__init__)
+
+
+@contract("envs")
+def _(symbol: Any) -> None:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    assert symbol.VLLM_V1_OUTPUT_PROC_CHUNK_SIZE > 0
+    assert "chunk_size = envs.VLLM_V1_OUTPUT_PROC_CHUNK_SIZE" in body(AsyncLLM._run_output_handler)
+
+
+@contract("current_platform")
+def _(symbol: Any) -> None:
+    assert isinstance(symbol.is_cpu(), bool)
+    assert callable(symbol.register_triton_kernel_overrides)
+
+
+def _check_worker(symbol: Any) -> None:
+    assert parameters(symbol.execute_model) == ["self", "scheduler_output"]
+    assert parameters(symbol.sample_tokens) == ["self", "grammar_output"]
+    assert callable(symbol.load_model)
+
+
+@contract("CPUWorker")
+def _(symbol: Any) -> None:
+    _check_worker(symbol)
+
+
+@contract("GPUWorker")
+def _(symbol: Any) -> None:
+    _check_worker(symbol)
+
+
+@contract("GPUModelRunner")
+def _(symbol: Any) -> None:
+    assert parameters(symbol._preprocess) == ["self", "scheduler_output", "num_input_tokens", "intermediate_tensors"]
+    assert parameters(symbol.sample_tokens) == ["self", "grammar_output"]
+    source = body(symbol.execute_model) + body(symbol.__init__) + body(symbol._bookkeeping_sync)
+    for name in ("self.execute_model_state", "self.inputs_embeds", "self.positions", "self.discard_request_mask"):
+        assert name in source, name
+    assert "sample_hidden_states" in body(symbol.execute_model)
+
+
+@contract("Qwen3ForCausalLM")
+def _(symbol: Any) -> None:
+    assert parameters(symbol.embed_input_ids) == ["self", "input_ids"]
+    assert parameters(symbol.compute_logits) == ["self", "hidden_states"]

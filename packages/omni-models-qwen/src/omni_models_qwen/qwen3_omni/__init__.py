@@ -1,0 +1,1 @@
+"""Qwen3-Omni: text, images, video and audio in; text and speech out."""

@@ -1,0 +1,101 @@
+"""The topology of Qwen3-Omni: the thinker writes, the talker turns its states into codes, Code2Wav turns those into audio."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from omni_core.pipeline import ExecutionType, PipelineConfig, StagePipelineConfig
+
+_HERE = "omni_models_qwen.qwen3_omni"
+_CODES = "omni_models_qwen.qwen3_tts.handoff"
+"""Frames of codes go to the codec as they do in Qwen3-TTS."""
+_CODEC_END = 2150
+
+THINKER = "Qwen3OmniMoeForConditionalGeneration"
+"""vLLM's own name of the thinker, whose class reads the checkpoint's whole configuration: so no `hf_config_name`."""
+
+QWEN3_OMNI_MOE = PipelineConfig(
+    model_type="qwen3_omni_moe",
+    model_arch=THINKER,
+    hf_architectures=(THINKER,),
+    default_deploy_config_name="qwen3_omni_moe.yaml",
+    default_session_mode="turn",
+    supports_duplex_mrv2=True,
+    endpoint_restrictions=(
+        ("completions", "Qwen3-Omni answers conversations: its prompt is made of turns; use /v1/chat/completions"),
+    ),
+    stages=(
+        StagePipelineConfig(
+            stage_id=0,
+            model_stage="thinker",
+            final_output=True,
+            final_output_type="text",
+            owns_tokenizer=True,
+            requires_multimodal_data=True,
+            engine_output_type="latent",
+            custom_process_next_stage_input_func=f"{_HERE}.handoff:thinker2talker",
+            async_chunk_process_next_stage_input_func=f"{_HERE}.handoff:thinker2talker_async_chunk",
+            sampling_constraints={"detokenize": True},
+            supports_native_mrv2_data_plane=True,
+        ),
+        StagePipelineConfig(
+            stage_id=1,
+            model_stage="talker",
+            model_arch="Qwen3OmniMoeTalkerForConditionalGeneration",
+            hf_config_name="talker_config",
+            input_sources=(0,),
+            engine_output_type="latent",
+            custom_process_next_stage_input_func=f"{_CODES}:talker2code2wav",
+            async_chunk_process_next_stage_input_func=f"{_CODES}:talker2code2wav_async_chunk",
+            sampling_constraints={"detokenize": False, "stop_token_ids": [_CODEC_END]},
+            supports_native_mrv2_data_plane=True,
+            requires_full_payload_input=True,
+        ),
+        StagePipelineConfig(
+            stage_id=2,
+            model_stage="code2wav",
+            execution_type=ExecutionType.LLM_GENERATION,
+            model_arch="Qwen3OmniMoeCode2Wav",
+            hf_config_name="code2wav_config",
+            input_sources=(1,),
+            final_output=True,
+            final_output_type="audio",
+            engine_output_type="audio",
+            sampling_constraints={"detokenize": True},
+            supports_native_mrv2_data_plane=True,
+            requires_full_payload_input=True,
+        ),
+    ),
+)
+"""The three-stage pipeline of checkpoints that speak."""
+
+QWEN3_OMNI_MOE_THINKER_ONLY = PipelineConfig(
+    model_type="qwen3_omni_moe_thinker_only",
+    model_arch=THINKER,
+    default_deploy_config_name="qwen3_omni_moe_thinking.yaml",
+    stages=(
+        StagePipelineConfig(
+            stage_id=0,
+            model_stage="thinker",
+            final_output=True,
+            final_output_type="text",
+            owns_tokenizer=True,
+            requires_multimodal_data=True,
+            engine_output_type="text",
+            sampling_constraints={"detokenize": True},
+        ),
+    ),
+)
+"""Text only: for checkpoints without a talker, and for others with `pipeline: qwen3_omni_moe_thinker_only`."""
+
+
+def silent_pipeline(config: Mapping[str, Any]) -> str | None:
+    """Return the key of the thinker-only pipeline for a checkpoint without a talker (Thinking, Captioner), else None (RG-03).
+
+    Args:
+        config: The content of its config.json.
+    """
+    kinds = (config.get("model_type"), *(config.get("architectures") or ()))
+    is_ours = QWEN3_OMNI_MOE.model_type in kinds or THINKER in kinds
+    return QWEN3_OMNI_MOE_THINKER_ONLY.model_type if is_ours and config.get("enable_audio_output") is False else None

@@ -1,0 +1,166 @@
+"""What a deployment of Qwen3-TTS must fulfil beyond its chunk policy; checked in the main process before anything starts.
+
+Options of the single-stage pipeline are in `additional_config` of its stage, those of two stages in the connector's `extra`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from omni_core.errors import ConfigError
+from omni_core.stage import ResolvedEdge, ResolvedStage
+from omni_models_qwen.qwen3_tts.pipeline import QWEN3_TTS_FUSED
+from omni_models_qwen.qwen3_tts.stream import KEYS, check_edges, ramp_sizes
+
+logger = logging.getLogger(__name__)
+
+_DECODE = "talker_stream_decode"
+_STREAM_FIRST = "talker_stream_first_audio"
+_TALKER_FIRST = "talker_first_audio"
+_SWITCHES = (_DECODE, _STREAM_FIRST, "code_predictor_kv_cache", "code_predictor_fused_sampling", "code_predictor_fused")
+_NUMBERS = ("ref_code_context_frames",)
+FUSED_OPTIONS = frozenset((*_SWITCHES, *_NUMBERS))
+"""Options of the single-stage pipeline (TT-05)."""
+_FAMILIES = ("talker_", "code_predictor_", "ref_code_", "codec_", "decode_")
+"""How names of our options begin. Other keys of `additional_config` belong to vLLM's platforms."""
+
+
+def check_stages(stages: Sequence[ResolvedStage]) -> None:
+    """Check a resolved deployment of either pipeline, and log what an option cannot do here.
+
+    Raises:
+        ConfigError: An option is unknown or wrong (E34), a condition of the single stage is not met (TT-03), or options of the
+            two pipelines are mixed (TT-04, TT-06).
+    """
+    check_edges(stages)
+    if stages[0].pipeline == QWEN3_TTS_FUSED.model_type:
+        _check_options(stages[0])
+        _check_fused(stages[0])
+        return
+    for stage in stages:
+        _check_two_stages(stage)
+        for edge in stage.outputs:
+            _advise(edge)
+            _report_first_audio(stage, edge)
+
+
+def obstacles(stage: ResolvedStage) -> list[str]:
+    """Return what keeps a talker from making audio in its own process (TT-03, TT-11); nothing if it can."""
+    given = stage.engine_args
+    sizes = {name: given.get(name) or 1 for name in ("tensor_parallel_size", "pipeline_parallel_size")}
+    executor = given.get("distributed_executor_backend") or "uni"
+    found = {
+        f"the platform is {stage.platform}, not cuda": stage.platform != "cuda",
+        f"model_runner is {stage.model_runner}, not v2": stage.model_runner != "v2",
+        "async_chunk is off": not stage.async_chunk,
+        **{f"{name} is {size}, not 1": size != 1 for name, size in sizes.items()},
+        f"distributed_executor_backend is {executor}, not uni": executor != "uni",
+        "enable_prefix_caching is not false": given.get("enable_prefix_caching") is not False,
+    }
+    return [text for text, applies in found.items() if applies]
+
+
+def _check_fused(stage: ResolvedStage) -> None:
+    if not _own(stage).get(_DECODE):
+        raise ConfigError(
+            f"pipeline {stage.pipeline!r} makes audio in stage {stage.name}, which needs {_DECODE}: true",
+            where=_place(stage, f"additional_config.{_DECODE}"),
+            hint="base the deploy file on qwen3_tts_fused_single_gpu.yaml",
+            param="additional_config",
+        )
+    if unmet := obstacles(stage):
+        raise ConfigError(
+            f"pipeline {stage.pipeline!r} cannot run: {'; '.join(unmet)}",
+            where=f"stage {stage.name}",
+            hint="correct that, or use the two-stage pipeline with qwen3_tts.yaml",
+        )
+
+
+def _check_options(stage: ResolvedStage) -> None:
+    """Check the options of the single stage; keys that are not ours are left to vLLM."""
+    for key, value in _own(stage).items():
+        where = _place(stage, f"additional_config.{key}")
+        if key not in FUSED_OPTIONS:
+            if key.startswith(_FAMILIES):
+                raise _foreign(stage, key, where)
+        elif key in _SWITCHES and not isinstance(value, bool):
+            raise ConfigError(f"{key} must be true or false, not {value!r}", where=where, param=key)
+        elif key in _NUMBERS and not (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
+            raise ConfigError(f"{key} must be a whole number of at least 0, not {value!r}", where=where, param=key)
+
+
+def _foreign(stage: ResolvedStage, key: str, where: str) -> ConfigError:
+    if key == _TALKER_FIRST:
+        text = f"{key} needs two stages and cannot be used together with {_STREAM_FIRST} or alone in pipeline {stage.pipeline!r}"
+        return ConfigError(text, where=where, hint=f"set {_STREAM_FIRST} instead", param=key)
+    near = difflib.get_close_matches(key, FUSED_OPTIONS, 1)
+    hint = f"did you mean {near[0]}?" if near else f"the options are {', '.join(sorted(FUSED_OPTIONS))}"
+    return ConfigError(f"{key!r} is not an option of pipeline {stage.pipeline!r}", where=where, hint=hint, param=key)
+
+
+def _check_two_stages(stage: ResolvedStage) -> None:
+    own = _own(stage)
+    first_audio = any(edge.stream.get(_TALKER_FIRST) for edge in stage.outputs)
+    if first_audio and own.get(_STREAM_FIRST):
+        raise ConfigError(
+            f"stage {stage.name} has both {_STREAM_FIRST} and, in its connector, {_TALKER_FIRST}; only one can deliver the "
+            "first frame",
+            where=_place(stage, f"additional_config.{_STREAM_FIRST}"),
+            hint=f"remove {_STREAM_FIRST}, which belongs to the single-stage pipeline",
+            param=_STREAM_FIRST,
+        )
+    for key in own:
+        where = _place(stage, f"additional_config.{key}")
+        if key in FUSED_OPTIONS - KEYS and own[key] is not False:
+            raise ConfigError(
+                f"{key} belongs to the single-stage pipeline: stage {stage.name} of {stage.pipeline!r} makes codes for Code2Wav",
+                where=where,
+                hint="pass the whole profile, qwen3_tts_fused_single_gpu.yaml",
+                param=key,
+            )
+        if key in KEYS:
+            raise ConfigError(
+                f"{key} is an option of the edge, not of stage {stage.name}",
+                where=where,
+                hint="write it under connectors.NAME.extra",
+                param=key,
+            )
+
+
+def _advise(edge: ResolvedEdge) -> None:
+    """Warn about options that fit each other badly (TT-15, TT-16)."""
+    where = f"connectors.{edge.connector}.extra"
+    stream = edge.stream
+    sizes, largest = stream.get("decode_cudagraph_batch_sizes"), stream.get("decode_batch_max_size")
+    if sizes and largest is not None and max(sizes) != largest:
+        logger.warning(
+            "%s: decode_batch_max_size is %s, but the largest of decode_cudagraph_batch_sizes is %s: set them alike",
+            where,
+            largest,
+            max(sizes),
+        )
+    steady = int(stream.get("codec_chunk_frames", 25))
+    initial = stream.get("initial_codec_chunk_frames") or 0
+    if initial > steady:
+        logger.warning("%s: initial_codec_chunk_frames %d is cut to codec_chunk_frames %d", where, initial, steady)
+    if (ramp := stream.get("codec_chunk_ramp")) and (last := ramp_sizes(ramp)[-1]) != steady:
+        logger.warning("%s: codec_chunk_ramp ends with %d, but goes on with codec_chunk_frames %d", where, last, steady)
+
+
+def _report_first_audio(stage: ResolvedStage, edge: ResolvedEdge) -> None:
+    """Say once for each stage why `talker_first_audio` does nothing here (TT-11: a fallback, not an error)."""
+    if edge.stream.get(_TALKER_FIRST):
+        reasons = obstacles(stage) or ["the talker of this version holds no decoder"]
+        logger.info("stage %s: Code2Wav delivers the first audio too (%s): %s", stage.name, _TALKER_FIRST, "; ".join(reasons))
+
+
+def _own(stage: ResolvedStage) -> Mapping[str, Any]:
+    return stage.engine_args.get("additional_config") or {}
+
+
+def _place(stage: ResolvedStage, name: str) -> str:
+    source = stage.sources.get(name) or stage.sources.get("additional_config")
+    return source.place if source is not None and source.place else f"stage {stage.name}"
