@@ -1,4 +1,4 @@
-"""The plugin of this version loads, offers nothing, and costs nothing."""
+"""The plugin loads, offers pipelines and deploy files, and costs nothing."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from omni_core.plugins import PluginManager
 from omni_models_moss import plugin
 
 
-def test_the_plugin_loads_and_offers_nothing() -> None:
+def test_the_plugin_loads_and_offers_pipelines_and_deploy_files() -> None:
     manager = PluginManager()
 
     manager.add(plugin, "omni-models-moss", "0.1.0")
 
     (report,) = manager.reports
     assert report.status == "ok", report.reason
-    assert report.hooks == ()
+    assert set(report.hooks) == {"omni_pipelines", "omni_deploy_dirs", "omni_stage_runner", "omni_config_resolved"}
 
 
 def test_the_plugin_imports_nothing_heavy() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import wave
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -14,10 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+import omni_connectors.plugin
+import omni_models_qwen.plugin
+from omni_core.deploy.resolve import resolve_deployment
 from omni_core.model_info import ModelInfo
 from omni_core.pipeline import StagePipelineConfig
+from omni_core.platforms import CPU, CUDA, Platform
+from omni_core.plugins import PluginManager
 from omni_core.speech import ReferenceAudio, SpeechPrompt
-from omni_core.stage import ResolvedStage
+from omni_core.stage import ResolvedPipeline, ResolvedStage
+from omni_core.testing.plugins import make_manager
 from omni_models_qwen.qwen3_tts.pipeline import QWEN3_TTS
 
 HERE = Path(__file__).parent
@@ -141,3 +147,32 @@ def stage_of() -> Callable[..., ResolvedStage]:
         return ResolvedStage(**{**defaults, **values})
 
     return make
+
+
+@pytest.fixture(scope="session")
+def plugins() -> PluginManager:
+    """Core, the connectors and this package, whatever else is installed."""
+    return make_manager({"omni-connectors": omni_connectors.plugin, "omni-models-qwen": omni_models_qwen.plugin})
+
+
+@pytest.fixture
+def resolve(tmp_path: Path, plugins: PluginManager) -> Callable[..., ResolvedPipeline]:
+    """Resolve a deployment of a checkpoint folder that has nothing but a config.json."""
+
+    def run(
+        model_type: str | None,
+        deploy: str | Path | None = None,
+        *,
+        platform: str = "cuda",
+        config: Mapping[str, Any] | None = None,
+        manager: PluginManager | None = None,
+        **options: Any,
+    ) -> ResolvedPipeline:
+        model = tmp_path / "model"
+        model.mkdir(exist_ok=True)
+        named = {} if model_type is None else {"model_type": model_type}
+        (model / "config.json").write_text(json.dumps({**named, **(config or {})}))
+        found = {"cpu": CPU, "cuda": CUDA}.get(platform) or Platform(platform, platform)
+        return resolve_deployment(model, deploy_config=deploy, manager=manager or plugins, platform=found, **options)
+
+    return run

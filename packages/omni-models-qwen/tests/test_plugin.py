@@ -13,11 +13,10 @@ from omni_models_qwen import plugin
 
 
 def test_plugin_offers_the_pipeline_with_all_its_targets() -> None:
-    (pipeline,) = plugin.omni_pipelines()
+    pipeline = next(pipeline for pipeline in plugin.omni_pipelines() if pipeline.model_type == "qwen3_tts")
 
     architectures = plugin.omni_architectures()
 
-    assert pipeline.model_type == "qwen3_tts"
     for stage in pipeline.stages:
         find_module(architectures[pipeline.architecture(stage.stage_id)])
         for target in stage.targets.values():
@@ -26,12 +25,13 @@ def test_plugin_offers_the_pipeline_with_all_its_targets() -> None:
     find_module(pipeline.speech)
 
 
-def test_default_deploy_file_is_in_the_offered_folder() -> None:
-    (pipeline,) = plugin.omni_pipelines()
+def test_default_deploy_files_are_in_the_offered_folder() -> None:
     (folder,) = plugin.omni_deploy_dirs()
 
-    assert pipeline.default_deploy_config_name is not None
-    assert (folder / pipeline.default_deploy_config_name).is_file()
+    names = [pipeline.default_deploy_config_name for pipeline in plugin.omni_pipelines()]
+
+    assert "qwen3_tts.yaml" in names
+    assert all((folder / name).is_file() for name in names if name is not None)
 
 
 def test_plugin_names_the_configuration_and_the_tiny_checkpoints() -> None:

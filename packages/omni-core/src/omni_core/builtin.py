@@ -26,7 +26,7 @@ LIGHT = RunnerEntry("light", "omni_core.engine.light_runner:LightRunner", preloa
 def omni_commands() -> Iterable[CommandEntry]:
     """Offer the commands that need no other package."""
     return (
-        CommandEntry("config", "show the resolved configuration of a model", "omni_core.commands.config:command"),
+        CommandEntry("config", "show, explain, check, compare and freeze a deployment", "omni_core.commands.config:command"),
         CommandEntry("doctor", "look for faults of this installation", "omni_core.commands.doctor:command"),
         CommandEntry("env", "list the environment variables that Omni reads", "omni_core.commands.env:command"),
         CommandEntry("pipelines", "list the pipelines that can be served", "omni_core.commands.pipelines:command"),

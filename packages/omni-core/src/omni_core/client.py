@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
+import logging
 import sys
 import threading
 import uuid
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
+from omni_core.deploy.explain import describe_pipeline, describe_stage
 from omni_core.deploy.resolve import resolve_deployment
-from omni_core.engine.orchestrator import DRAIN_TIMEOUT_S, INIT_TIMEOUT_S, STAGE_INIT_TIMEOUT_S, Orchestrator
-from omni_core.errors import DependencyError, OmniError, RequestError, ServiceError
+from omni_core.engine.options import EngineOptions
+from omni_core.engine.orchestrator import DRAIN_TIMEOUT_S, Orchestrator
+from omni_core.engine.requirements import check_requirements
+from omni_core.errors import OmniError, RequestError, ServiceError
 from omni_core.payload import Payload
 from omni_core.platforms import Platform, current_platform
 from omni_core.plugins import plugin_manager
@@ -22,12 +25,14 @@ from omni_core.request import OmniOutput, OmniRequest, OmniResult
 from omni_core.results import join_results
 from omni_core.sampling import apply_constraints, check_sampling, merge_sampling
 from omni_core.speech import SpeechAdapter, SpeechPrompt
-from omni_core.stage import ResolvedPipeline, ResolvedStage
+from omni_core.stage import ResolvedPipeline
 from omni_core.suggest import way_out
 from omni_core.target import load_target
 
 if TYPE_CHECKING:
     from omni_core.plugins import PluginManager
+
+logger = logging.getLogger(__name__)
 
 REQUEST_TIMEOUT_S = 600.0
 MAX_PROMPTS_UNDER_WAY = 64
@@ -50,13 +55,14 @@ class AsyncOmni:
         stage_overrides: Settings by stage id, such as `{1: {"max_num_seqs": 4}}`.
         stage_init_timeout: Seconds that one stage may take to start.
         init_timeout: Seconds that the whole start may take.
+        options: Further deadlines and limits: the choice of replicas, queued requests, stalls.
         manager: Plugins; by default those that are installed.
         platform: Device platform or its name; by default the one that is detected.
         **flags: Settings for all stages, named as the flags of `omni serve`.
 
     Raises:
         ConfigError: A setting cannot be used. Nothing has been started.
-        DependencyError: A package that a stage needs is not installed. Nothing has been started.
+        DependencyError: Nobody offers the architecture of a stage, or a package is not installed. Nothing has been started.
     """
 
     def __init__(
@@ -65,8 +71,9 @@ class AsyncOmni:
         *,
         deploy_config: str | Path | Sequence[str | Path] | None = None,
         stage_overrides: Mapping[Any, Any] | str | None = None,
-        stage_init_timeout: float = STAGE_INIT_TIMEOUT_S,
-        init_timeout: float = INIT_TIMEOUT_S,
+        stage_init_timeout: float | None = None,
+        init_timeout: float | None = None,
+        options: EngineOptions | None = None,
         manager: PluginManager | None = None,
         platform: Platform | str | None = None,
         **flags: Any,
@@ -79,40 +86,31 @@ class AsyncOmni:
             manager=manager,
             platform=platform,
         )
-        self._use(resolved, stage_init_timeout, init_timeout, platform if isinstance(platform, Platform) else None)
+        limits = _timed(options, stage_init_timeout, init_timeout)
+        self._use(resolved, limits, platform if isinstance(platform, Platform) else None)
 
     @classmethod
     def from_resolved(
         cls,
         resolved: ResolvedPipeline,
         *,
-        stage_init_timeout: float = STAGE_INIT_TIMEOUT_S,
-        init_timeout: float = INIT_TIMEOUT_S,
+        stage_init_timeout: float | None = None,
+        init_timeout: float | None = None,
+        options: EngineOptions | None = None,
         platform: Platform | None = None,
     ) -> Self:
         """Return the pipeline of a deployment that is resolved already."""
         omni = cls.__new__(cls)
-        omni._use(resolved, stage_init_timeout, init_timeout, platform)
+        omni._use(resolved, _timed(options, stage_init_timeout, init_timeout), platform)
         return omni
 
-    def _use(
-        self,
-        resolved: ResolvedPipeline,
-        stage_init_timeout: float,
-        init_timeout: float,
-        platform: Platform | None,
-    ) -> None:
-        for stage in resolved.stages:
-            _check_dependencies(stage)
+    def _use(self, resolved: ResolvedPipeline, options: EngineOptions, platform: Platform | None) -> None:
+        check_requirements(resolved)
         self.pipeline = resolved
         self.speech = _speech_adapter(resolved)
         """The pipeline's adapter; None for pipelines that do not speak."""
-        self._orchestrator = Orchestrator(
-            resolved,
-            platform=platform or current_platform(plugin_manager(), resolved.platform),
-            stage_init_timeout_s=stage_init_timeout,
-            init_timeout_s=init_timeout,
-        )
+        platform = platform or current_platform(plugin_manager(), resolved.platform)
+        self._orchestrator = Orchestrator(resolved, options, platform=platform)
         self._orchestrator.prepare()
 
     async def __aenter__(self) -> Self:
@@ -128,6 +126,7 @@ class AsyncOmni:
         Raises:
             StageStartError: A stage did not become ready; nothing is left of the others.
         """
+        _log_configuration(self.pipeline)
         await self._orchestrator.start()
 
     async def close(self, drain_timeout_s: float = DRAIN_TIMEOUT_S) -> None:
@@ -182,6 +181,25 @@ class AsyncOmni:
             name = self.pipeline.config.model_type
             raise RequestError(f"pipeline {name!r} takes its inputs as a mapping", hint="pass a dict", param="prompt")
         return OmniRequest(request_id, inputs, effective_sampling(self.pipeline, prepared, sampling), timeout_s=timeout_s)
+
+
+def _log_configuration(resolved: ResolvedPipeline) -> None:
+    """Say once what is about to start, in one line for the pipeline and one for each stage, and what there is to warn of."""
+    logger.info("%s", describe_pipeline(resolved))
+    for stage in resolved.stages:
+        logger.info("%s", describe_stage(stage))
+    for text in resolved.warnings:
+        logger.warning("%s", text)
+
+
+def _timed(options: EngineOptions | None, stage_init_timeout: float | None, init_timeout: float | None) -> EngineOptions:
+    """Return options with the timeouts that were given by themselves."""
+    options = options or EngineOptions()
+    if stage_init_timeout is not None:
+        options = replace(options, stage_init_timeout_s=stage_init_timeout)
+    if init_timeout is not None:
+        options = replace(options, init_timeout_s=init_timeout)
+    return options
 
 
 def as_speech_prompt(prompt: Prompt) -> SpeechPrompt:
@@ -247,19 +265,7 @@ def _speech_adapter(resolved: ResolvedPipeline) -> SpeechAdapter | None:
     from omni_core.model_info import read_model_info
 
     adapter = cast("type[SpeechAdapter]", load_target(resolved.config.speech, where=f"pipeline {resolved.config.model_type!r}"))
-    return adapter(read_model_info(resolved.model))
-
-
-def _check_dependencies(stage: ResolvedStage) -> None:
-    missing = [name for name in stage.requires if importlib.util.find_spec(name) is None]
-    if not missing:
-        return
-    extra = "cpu" if stage.platform == "cpu" else "vllm"
-    raise DependencyError(
-        f"stage {stage.name} needs {' and '.join(missing)}, not installed here",
-        where=f"stage {stage.name}",
-        hint=f"pip install 'omni-core[{extra}]'",
-    )
+    return adapter(read_model_info(resolved.model), resolved.values)
 
 
 class Omni:

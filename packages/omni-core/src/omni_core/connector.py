@@ -6,10 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omni_core.errors import ServiceError
-from omni_core.payload import Payload
+
+if TYPE_CHECKING:
+    from omni_core.payload import Payload
 
 
 class Role(StrEnum):

@@ -44,7 +44,7 @@ class OmniError(Exception):
         return f"{text} ({self.hint})" if self.hint else text
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), self.message, self.where, self.hint, self.param)
+        return _rebuild, (type(self), self.message, self.where, self.hint, self.param), dict(self.__dict__)
 
 
 def _rebuild(kind: type[OmniError], message: str, where: str, hint: str, param: str | None) -> OmniError:
@@ -99,6 +99,13 @@ class OverloadedError(ServiceError):
 
     http_status = 429
     http_type = "rate_limit_error"
+
+    def __init__(
+        self, message: str, *, retry_after_s: int | None = None, where: str = "", hint: str = "", param: str | None = None
+    ):
+        super().__init__(message, where=where, hint=hint, param=param)
+        self.retry_after_s = retry_after_s
+        """After how many seconds there may be room, where that can be told; the server sends it as Retry-After."""
 
 
 class DeadlineError(ServiceError):

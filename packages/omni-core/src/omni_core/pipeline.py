@@ -12,6 +12,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
+from omni_core.capabilities import DuplexCapabilities
 from omni_core.errors import ConfigError
 
 
@@ -151,6 +152,8 @@ class PipelineConfig:
     diffusers_class_name: str | None = None
     diffusers_class_aliases: tuple[str, ...] = ()
     duplex_plugin: str | None = None
+    duplex_capabilities: DuplexCapabilities = field(default_factory=DuplexCapabilities)
+    """What the duplex plugin can do, as far as a deployment depends on it."""
     default_session_mode: str | None = None
     supports_duplex_mrv2: bool = False
     endpoint_restrictions: tuple[tuple[str, str], ...] = ()

@@ -79,13 +79,14 @@ class PluginManager(pluggy.PluginManager):
 
     def load_installed(self) -> None:
         """Add the hook specifications of every installed distribution, then every plugin."""
-        for distribution, entries in _entry_points(HOOKSPECS):
+        installed = metadata.entry_points()  # one look at every distribution, for both groups
+        for distribution, entries in _entry_points(installed, HOOKSPECS):
             refused = refusal(distribution)
             if refused is None:
                 self._add_specs(distribution, entries)
             else:
                 self._report(distribution.name, distribution.version, *refused)
-        for distribution, entries in _entry_points(PLUGINS):
+        for distribution, entries in _entry_points(installed, PLUGINS):
             refused = refusal(distribution)
             if refused is not None:
                 self._report(distribution.name, distribution.version, *refused)
@@ -323,10 +324,12 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _entry_points(group: str) -> list[tuple[metadata.Distribution, list[metadata.EntryPoint]]]:
+def _entry_points(
+    installed: metadata.EntryPoints, group: str
+) -> list[tuple[metadata.Distribution, list[metadata.EntryPoint]]]:
     """Return each distribution with its entry points of a group, sorted; of two installations the first on the path counts."""
     found: dict[str, tuple[metadata.Distribution, list[metadata.EntryPoint]]] = {}
-    for entry in metadata.entry_points(group=group):
+    for entry in installed.select(group=group):
         # A folder left over by an interrupted installation has no name in its metadata; pip does not know it either.
         if entry.dist is not None and entry.dist.metadata["Name"]:
             found.setdefault(canonicalize_name(entry.dist.name), (entry.dist, []))[1].append(entry)

@@ -11,9 +11,8 @@ from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from omni_core.payload import Payload
-
 if TYPE_CHECKING:
+    from omni_core.payload import Payload
     from omni_core.stage import ResolvedStage
 
 
@@ -80,6 +79,10 @@ class StageRunner(ABC):
     async def stop(self) -> None:
         """Stop the engine and release what it holds."""
 
+    def load(self) -> Mapping[str, int]:
+        """Return sizes for health and metrics, such as requests that it holds; called with each heartbeat."""
+        return {}
+
     async def check(self) -> None:
         """Raise StageDeadError if the engine cannot work any more."""
         return
@@ -91,11 +94,16 @@ class RunnerEntry:
 
     name: str
     target: str
-    """Target of the `StageRunner` subclass."""
+    """Target of the `StageRunner` subclass. Empty for a stage that resolves, so that its configuration can be read, but that
+    nothing here can run: starting it is refused before any process starts."""
     preload: tuple[str, ...] = ()
     """Modules that the fork server imports once, so that stage processes of this kind start fast."""
     requires: tuple[str, ...] = ()
     """Modules that must be installed, such as `vllm`; checked before any process starts."""
+
+
+UNAVAILABLE = RunnerEntry("unavailable", "")
+"""For a stage of a known pipeline whose architecture nobody implements yet."""
 
 
 @dataclass(frozen=True)

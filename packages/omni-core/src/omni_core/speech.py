@@ -84,10 +84,17 @@ class PreparedSpeech:
 
 
 class SpeechAdapter(ABC):
-    """Check speech prompts against one checkpoint and turn them into inputs."""
+    """Check speech prompts against one checkpoint and turn them into inputs.
 
-    def __init__(self, model: ModelInfo) -> None:
+    Args:
+        model: The checkpoint.
+        options: What the deployment says of speech (`ResolvedPipeline.values`): `tts_max_instructions_length`, the most
+            characters of `instructions`, and `custom_voice_dir`. A key that is not there leaves the matter to the model.
+    """
+
+    def __init__(self, model: ModelInfo, options: Mapping[str, Any] | None = None) -> None:
         self.model = model
+        self.options = dict(options or {})
 
     @property
     @abstractmethod

@@ -6,9 +6,13 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from omni_core.pipeline import PipelineConfig, StagePipelineConfig
+
+if TYPE_CHECKING:
+    from omni_core.deploy.duplex import DuplexPlan
+    from omni_core.deploy.mps import MpsPlan
 from omni_core.target import split_target
 
 
@@ -43,6 +47,24 @@ class Source:
 
 
 @dataclass(frozen=True)
+class RestartPolicy:
+    """What happens when a replica's process ends that was ready."""
+
+    when: Literal["never", "on-failure"] = "never"
+    backoff_s: float = 1.0
+    """Seconds before the first restart; each further one in a row waits twice as long, up to a minute."""
+    max: int = 5
+    """Most restarts in a row. A replica that has run for ten minutes begins anew."""
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of a deploy file that say this, none for the default."""
+        if self == RestartPolicy():
+            return {}
+        return {"restart": self.when, "restart_backoff_s": self.backoff_s, "restart_max": self.max}
+
+
+@dataclass(frozen=True)
 class ResolvedStage:
     """Everything a stage's process needs to know."""
 
@@ -54,7 +76,7 @@ class ResolvedStage:
     architecture_target: str | None
     """Target of the model class, None for an architecture that vLLM itself has."""
     runner: str
-    """Target of the StageRunner."""
+    """Target of the StageRunner; empty for a stage that cannot be started here (`runner.UNAVAILABLE`)."""
     preload: tuple[str, ...] = ()
     requires: tuple[str, ...] = ()
     """Modules that must be installed for the runner (`RunnerEntry.requires`)."""
@@ -63,6 +85,7 @@ class ResolvedStage:
     async_chunk: bool = False
     devices: str | None = None
     num_replicas: int = 1
+    restart: RestartPolicy = RestartPolicy()
     env: Mapping[str, str] = field(default_factory=dict)
     engine_args: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of this stage's engine, unset ones left out."""
@@ -71,7 +94,7 @@ class ResolvedStage:
     inputs: tuple[ResolvedEdge, ...] = ()
     outputs: tuple[ResolvedEdge, ...] = ()
     sources: Mapping[str, Source] = field(default_factory=dict)
-    """Where each value of `engine_args`, `sampling.*` and the fields above came from, and those inside mappings as `name.key`."""
+    """Where each value of `engine_args`, `sampling.*` and the fields above came from; values in mappings are `name.key`."""
     losers: Mapping[str, tuple[Source, ...]] = field(default_factory=dict)
     """For each key of `sources`, the values that lost, the strongest first."""
 
@@ -108,9 +131,13 @@ class ResolvedPipeline:
     values: Mapping[str, Any] = field(default_factory=dict)
     """Deploy-level values that no single stage owns, such as `custom_voice_dir`."""
     sources: Mapping[str, Source] = field(default_factory=dict)
-    """Where `async_chunk`, each of these values, and those of edges (`edge.0-1.connector`, `.options.*`, `.stream.*`) came from."""
+    """Where `async_chunk`, these values and those of edges (`edge.0-1.connector`, `.options.*`, `.stream.*`) came from."""
     losers: Mapping[str, tuple[Source, ...]] = field(default_factory=dict)
     """For each key of `sources`, the values that lost, the strongest first."""
+    duplex: DuplexPlan | None = None
+    """Who places which full-duplex session where; None where the session mode is turn."""
+    mps: MpsPlan | None = None
+    """Which MPS daemons are wanted; None where `cuda_mps` is off or the platform is not CUDA."""
     warnings: tuple[str, ...] = ()
     """What resolving had to say without refusing it; logged once by whoever starts the pipeline."""
 
@@ -157,7 +184,7 @@ def _stage_facts(stage: ResolvedStage) -> dict[str, Any]:
         }
         for edge in stage.outputs
     ]
-    return {"stage_id": stage.stage_id, **facts, "outputs": edges}
+    return {"stage_id": stage.stage_id, **facts, **stage.restart.fields, "outputs": edges}
 
 
 def _canonical(value: Any) -> Any:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from omni_core import cli
-from omni_core.commands import doctor
+from omni_core.commands import doctor, packages
 from omni_core.testing.plugins import install, make_manager, make_plugin
 
 
@@ -14,8 +14,8 @@ def texts(findings: Any) -> list[str]:
 
 
 def test_different_versions_of_omni_are_an_error() -> None:
-    assert texts(doctor.version_faults({"omni-core": "1", "omni-server": "1"})) == []
-    (finding,) = doctor.version_faults({"omni-core": "1", "omni-server": "2"})
+    assert texts(packages.version_faults({"omni-core": "1", "omni-server": "1"})) == []
+    (finding,) = packages.version_faults({"omni-core": "1", "omni-server": "2"})
     assert "omni-server 2" in finding.text
     assert finding.way_out == "pip install --upgrade omni-core omni-server"
 
@@ -36,7 +36,7 @@ def test_different_versions_of_omni_are_an_error() -> None:
 def test_vllm_is_checked(
     provider: tuple[str, str] | None, cuda: str | None, cpu: str | None, torch: str | None, expected: str | None
 ) -> None:
-    found = texts(doctor.vllm_faults(provider, cuda, cpu, torch))
+    found = texts(packages.vllm_faults(provider, cuda, cpu, torch))
 
     assert len(found) == (expected is not None)
     assert not found or found[0].startswith(expected or "")
@@ -54,7 +54,7 @@ def cuda_audio(plugin_folder: Path) -> None:
 
 @pytest.mark.usefixtures("cuda_audio")
 def test_cuda_library_beside_cpu_torch_is_found_without_importing() -> None:
-    (finding,) = doctor.torch_companion_faults("torchaudio", "2.13.0+cpu")
+    (finding,) = packages.torch_companion_faults("torchaudio", "2.13.0+cpu")
 
     assert "torchaudio 2.13.0 needs libcudart.so, but torch 2.13.0+cpu is a CPU build" in finding.text
     assert "pip uninstall torchaudio" in finding.way_out
@@ -63,11 +63,29 @@ def test_cuda_library_beside_cpu_torch_is_found_without_importing() -> None:
 @pytest.mark.usefixtures("cuda_audio")
 @pytest.mark.parametrize("torch", ["2.13.0", "2.13.0+cu130", None])
 def test_cuda_library_beside_cuda_torch_is_fine(torch: str | None) -> None:
-    assert texts(doctor.torch_companion_faults("torchaudio", torch)) == []
+    assert texts(packages.torch_companion_faults("torchaudio", torch)) == []
 
 
 def test_package_that_is_not_there_is_fine() -> None:
-    assert texts(doctor.torch_companion_faults("no-such-package", "2.13.0+cpu")) == []
+    assert texts(packages.torch_companion_faults("no-such-package", "2.13.0+cpu")) == []
+
+
+@pytest.mark.parametrize(
+    ("torch", "expected"),
+    [
+        ("2.13.0+cpu", []),
+        ("2.12.0", ["error: torchvision 0.28.0 needs torch==2.13.0, but torch 2.12.0 is installed"]),
+        (None, ["error: torchvision 0.28.0 needs torch==2.13.0, but no torch is installed"]),
+    ],
+    ids=["pair", "other", "none"],
+)
+def test_package_for_another_torch_is_found(plugin_folder: Path, torch: str | None, expected: list[str]) -> None:
+    requires = ["numpy", "torch==2.13.0", "scipy; extra == 'more'"]
+    install(plugin_folder, "torchvision", version="0.28.0", requires=requires, entry_points={})
+
+    found = texts(packages.torch_pair_faults("torchvision", torch))
+
+    assert [text.split(": importing")[0] for text in found] == expected
 
 
 def test_report_has_facts_and_findings_and_fails_for_an_error(

@@ -69,10 +69,14 @@ def test_flat_keyword_is_an_override(resolve: Resolve) -> None:
 
 def test_flags_go_to_every_stage_that_owns_them(resolve: Resolve) -> None:
     """PR-05."""
-    resolved = resolve("picture", "async_chunk: false", attention_backend="X", cache_backend="tea_cache", dtype="float32")
+    resolved = resolve("picture", "async_chunk: false", attention_backend="TORCH_SDPA", cache_backend="tea_cache", dtype="float32")
 
-    assert resolved.stages[0].engine_args == {"attention_backend": "X", "dtype": "float32"}
-    assert resolved.stages[1].engine_args == {"cache_backend": "tea_cache", "dtype": "float32"}
+    assert resolved.stages[0].engine_args == {"attention_backend": "TORCH_SDPA", "dtype": "float32"}
+    assert resolved.stages[1].engine_args == {
+        "cache_backend": "tea_cache",
+        "dtype": "float32",
+        "distributed_executor_backend": "uni",
+    }
 
 
 def test_flag_that_no_stage_owns_is_refused(resolve: Resolve) -> None:
@@ -110,4 +114,4 @@ def test_lora_cache_of_all_stages_is_the_denoising_ones(resolve: Resolve) -> Non
     """LR-06."""
     stages = resolve("picture", max_cpu_loras=3).stages
 
-    assert [stage.engine_args for stage in stages] == [{}, {"max_cpu_loras": 3}]
+    assert [stage.engine_args for stage in stages] == [{}, {"max_cpu_loras": 3, "distributed_executor_backend": "uni"}]

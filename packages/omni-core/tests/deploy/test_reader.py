@@ -82,7 +82,7 @@ def test_empty_file_is_an_empty_mapping() -> None:
         ("true: 1\n", "my.yaml:1:1", "a key must be"),
         ("a: {<<: 1}\n", "my.yaml:1:9", "takes a mapping"),
         ("a: 1\n---\nb: 2\n", "my.yaml:2:1", "not valid YAML"),
-        ("a: \x07\n", "my.yaml", "not valid YAML"),
+        ("a: \x07\n", "my.yaml:1:4", "the character .* cannot be"),
     ],
 )
 def test_fault_is_reported_at_its_place(text: str, place: str, message: str) -> None:
@@ -132,7 +132,7 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match=r"there is no deploy file no\.yaml"):
         read_deploy_file(tmp_path / "no.yaml", "no.yaml")
-    with pytest.raises(ConfigError, match=r"bad\.yaml cannot be read"):
+    with pytest.raises(ConfigError, match=r"bad\.yaml:1: this is not text in UTF-8"):
         read_deploy_file(tmp_path / "bad.yaml", "bad.yaml")
     with pytest.raises(ConfigError, match="cannot be read"):
         read_deploy_file(tmp_path, "folder")

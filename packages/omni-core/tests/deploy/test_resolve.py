@@ -205,7 +205,7 @@ def test_values_that_no_stage_owns_are_kept(deployments: Any, tmp_path: Any) -> 
 
 def test_missing_voice_folder_is_an_error(resolve: Resolve) -> None:
     """CV-01."""
-    with pytest.raises(ConfigError, match="custom_voice_dir /no/where is no folder") as caught:
+    with pytest.raises(ConfigError, match="custom_voice_dir '/no/where' does not exist") as caught:
         resolve("two", "custom_voice_dir: /no/where")
     assert caught.value.where == "my.yaml:1:19"
 

@@ -17,6 +17,7 @@ import pytest
 
 from omni_core.engine import orchestrator as orchestrator_module
 from omni_core.engine import stage_process
+from omni_core.engine.options import EngineOptions, LbPolicy
 from omni_core.engine.orchestrator import Orchestrator
 from omni_core.errors import (
     DeadlineError,
@@ -38,8 +39,8 @@ pytestmark = pytest.mark.anyio
 
 
 @contextlib.asynccontextmanager
-async def running(**options: Any) -> AsyncIterator[Orchestrator]:
-    orchestrator = Orchestrator(fake_pipeline(**options))
+async def running(limits: EngineOptions | None = None, **options: Any) -> AsyncIterator[Orchestrator]:
+    orchestrator = Orchestrator(fake_pipeline(**options), limits)
     await orchestrator.start()
     try:
         yield orchestrator
@@ -368,7 +369,7 @@ async def test_stage_that_dies_of_a_request_names_the_reason(inputs: dict[str, i
 
 async def test_other_replica_goes_on_when_one_dies() -> None:
     """B09."""
-    async with running(replicas={1: 2}) as orchestrator:
+    async with running(EngineOptions(lb_policy=LbPolicy.ROUND_ROBIN), replicas={1: 2}) as orchestrator:
         tasks = [asyncio.create_task(collect(orchestrator, request(n, 400, step_s=0.01))) for n in range(4)]
         await async_wait_until(lambda: load(orchestrator)[1:] == [2, 2], "requests on both replicas")
 
@@ -434,7 +435,7 @@ async def test_killed_stage_fails_the_start_at_once() -> None:
 
 async def test_slow_stage_hits_its_own_timeout_and_is_named() -> None:
     """B07."""
-    orchestrator = Orchestrator(fake_pipeline(engine_args={1: {"sleep_s": 600}}), stage_init_timeout_s=5.0)
+    orchestrator = Orchestrator(fake_pipeline(engine_args={1: {"sleep_s": 600}}), EngineOptions(stage_init_timeout_s=5.0))
 
     with pytest.raises(StageStartError, match=r"stage 1 \(vocoder\) was not ready within 5 s"):
         await asyncio.wait_for(orchestrator.start(), 20)
@@ -446,7 +447,7 @@ async def test_init_timeout_names_every_late_stage() -> None:
     pipeline = fake_pipeline(engine_args={0: {"sleep_s": 600}, 1: {"sleep_s": 600}})
 
     with pytest.raises(StageStartError, match=r"0 \(talker\), 1 \(vocoder\) were not ready within 0\.5 s"):
-        await asyncio.wait_for(Orchestrator(pipeline, init_timeout_s=0.5).start(), 20)
+        await asyncio.wait_for(Orchestrator(pipeline, EngineOptions(init_timeout_s=0.5)).start(), 20)
 
 
 async def test_cancelled_start_leaves_nothing(run_dirs: Callable[[], list[Path]]) -> None:

@@ -8,20 +8,53 @@ from typing import TYPE_CHECKING
 
 from omni_core.hookspecs import hookimpl
 from omni_core.tiny import TinyModelEntry
-from omni_models_qwen.qwen3_tts.pipeline import QWEN3_TTS
-from omni_models_qwen.qwen3_tts.stream import check_edges
+from omni_models_qwen.qwen2_5_omni.pipeline import QWEN2_5_OMNI, QWEN2_5_OMNI_THINKER_ONLY
+from omni_models_qwen.qwen2_5_omni.pipeline import THINKER as QWEN2_5_THINKER
+from omni_models_qwen.qwen3_omni import deploy_checks as qwen3_omni_checks
+from omni_models_qwen.qwen3_omni.pipeline import QWEN3_OMNI_MOE, QWEN3_OMNI_MOE_THINKER_ONLY, silent_pipeline
+from omni_models_qwen.qwen3_omni.pipeline import THINKER as QWEN3_THINKER
+from omni_models_qwen.qwen3_tts import deploy_checks as qwen3_tts_checks
+from omni_models_qwen.qwen3_tts.pipeline import QWEN3_TTS, QWEN3_TTS_FUSED
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
+    from omni_core.model_info import ModelInfo
     from omni_core.pipeline import PipelineConfig
+    from omni_core.platforms import Platform
+    from omni_core.runner import RunnerEntry
     from omni_core.stage import ResolvedStage
+
+_PIPELINES = {
+    pipeline.model_type: pipeline
+    for pipeline in (
+        QWEN3_TTS,
+        QWEN3_TTS_FUSED,
+        QWEN2_5_OMNI,
+        QWEN2_5_OMNI_THINKER_ONLY,
+        QWEN3_OMNI_MOE,
+        QWEN3_OMNI_MOE_THINKER_ONLY,
+    )
+}
+_OF_VLLM = frozenset({QWEN2_5_THINKER, QWEN3_THINKER})
+"""Architectures whose classes vLLM itself has."""
+_CHECKS = {
+    QWEN3_TTS.model_type: qwen3_tts_checks.check_stages,
+    QWEN3_TTS_FUSED.model_type: qwen3_tts_checks.check_stages,
+    QWEN3_OMNI_MOE.model_type: qwen3_omni_checks.check_stages,
+}
 
 
 @hookimpl
 def omni_pipelines() -> Iterable[PipelineConfig]:
     """Offer the pipelines of this package."""
-    return (QWEN3_TTS,)
+    return tuple(_PIPELINES.values())
+
+
+@hookimpl
+def omni_resolve_pipeline(model: ModelInfo) -> str | None:
+    """Choose the thinker-only pipeline for Qwen3-Omni checkpoints without a talker (RG-03)."""
+    return silent_pipeline(model.config)
 
 
 @hookimpl
@@ -46,10 +79,19 @@ def omni_deploy_dirs() -> Iterable[Traversable]:
 
 
 @hookimpl
+def omni_stage_runner(stage: ResolvedStage, platform: Platform) -> RunnerEntry | None:
+    """Say which stages of this package's pipelines have no model class yet; the choice for all others is core's."""
+    from omni_core.runner import UNAVAILABLE
+
+    has_class = stage.architecture_target is not None or stage.architecture in _OF_VLLM
+    return UNAVAILABLE if stage.pipeline in _PIPELINES and not has_class else None
+
+
+@hookimpl
 def omni_config_resolved(stages: tuple[ResolvedStage, ...]) -> None:
-    """Check the chunk policy of Qwen3-TTS edges before anything starts."""
-    if stages and stages[0].pipeline == QWEN3_TTS.model_type:
-        check_edges(stages)
+    """Check what the models of this package need, before anything starts."""
+    if stages and (check := _CHECKS.get(stages[0].pipeline)) is not None:
+        check(stages)
 
 
 @hookimpl

@@ -21,8 +21,9 @@ def _sizes(policy: ChunkPolicy, count: int) -> list[int]:
         ({"initial_codec_chunk_frames": 1}, 0, [25, 25, 25]),
         ({"codec_chunk_frames": 10, "initial_codec_chunk_frames": 30}, None, [10, 10, 10]),
         ({"codec_chunk_ramp": [1, 4, 8]}, 2, [1, 4, 8]),
+        ({"codec_chunk_ramp": "1, 4,8"}, None, [1, 4, 8]),
     ],
-    ids=["default", "configured", "request beats configured", "request turns it off", "clamped", "ramp beats both"],
+    ids=["default", "configured", "request beats configured", "request turns it off", "clamped", "ramp beats both", "text"],
 )
 def test_first_payloads_may_be_smaller(options: dict[str, Any], initial: int | None, expected: list[int]) -> None:
     assert _sizes(ChunkPolicy.read(options, initial), 3) == expected

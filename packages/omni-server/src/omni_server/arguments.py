@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
+from omni_core.engine.options import EngineOptions, LbPolicy
 from omni_core.errors import ConfigError
 from omni_server.context import ServerSettings
 
@@ -17,6 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_listening_flags(parser.add_argument_group("listening"))
     _add_api_flags(parser.add_argument_group("API"))
     _add_limit_flags(parser.add_argument_group("limits and media"))
+    _add_engine_flags(parser.add_argument_group("stages and requests"))
 
 
 def model_of(args: argparse.Namespace) -> str:
@@ -93,12 +95,38 @@ def _add_limit_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--max-media-bytes", type=_positive, default=limits.max_media_bytes, metavar="N", help=text)
     text = f"seconds to fetch one reference audio, default {limits.media_timeout:g}"
     group.add_argument("--media-timeout", type=_seconds, default=limits.media_timeout, metavar="S", help=text)
-    text = "seconds that one stage may take to start"
-    group.add_argument("--stage-init-timeout", type=_seconds, metavar="S", help=text)
-    text = "seconds that the whole start may take"
-    group.add_argument("--init-timeout", type=_seconds, metavar="S", help=text)
     text = f"seconds until a request fails, default {limits.request_timeout:g}"
     group.add_argument("--request-timeout", type=_seconds, default=limits.request_timeout, metavar="S", help=text)
+
+
+def _add_engine_flags(group: argparse._ArgumentGroup) -> None:
+    engine = EngineOptions()
+    text = f"seconds that one stage may take to start, default {engine.stage_init_timeout_s:g}"
+    group.add_argument("--stage-init-timeout", type=_seconds, default=engine.stage_init_timeout_s, metavar="S", help=text)
+    text = f"seconds that the whole start may take, default {engine.init_timeout_s:g}"
+    group.add_argument("--init-timeout", type=_seconds, default=engine.init_timeout_s, metavar="S", help=text)
+    text = f"how a request's replica is chosen, default {engine.lb_policy}"
+    group.add_argument(
+        "--omni-lb-policy", type=LbPolicy, choices=list(LbPolicy), default=engine.lb_policy, metavar="NAME", help=text
+    )
+    text = f"requests that may wait for the first stage to have room, default {engine.max_queued_requests}; others get 429"
+    group.add_argument("--max-queued-requests", type=_not_negative, default=engine.max_queued_requests, metavar="N", help=text)
+    text = "seconds that a request may wait for room before it gets 429; default: as long as --request-timeout allows"
+    group.add_argument("--max-queue-time", type=_seconds, metavar="S", help=text)
+    text = f"seconds without progress after which a running request fails; 0 is never, default {engine.stall_timeout_s:g}"
+    group.add_argument("--stall-timeout", type=_seconds, default=engine.stall_timeout_s, metavar="S", help=text)
+
+
+def make_engine_options(args: argparse.Namespace) -> EngineOptions:
+    """Return the engine's deadlines and limits from the server's arguments."""
+    return EngineOptions(
+        stage_init_timeout_s=args.stage_init_timeout,
+        init_timeout_s=args.init_timeout,
+        lb_policy=args.omni_lb_policy,
+        max_queued_requests=args.max_queued_requests,
+        max_queue_time_s=args.max_queue_time,
+        stall_timeout_s=args.stall_timeout or None,
+    )
 
 
 def _port(text: str) -> int:
@@ -112,6 +140,13 @@ def _positive(text: str) -> int:
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} must be at least 1")
+    return number
+
+
+def _not_negative(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{text} must be at least 0")
     return number
 
 

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from omni_core.request import OmniOutput
 from omni_core.speech import SpeechAdapter, SpeechPrompt
+from omni_core.stage import ResolvedPipeline
 
 
 class Engine(Protocol):
@@ -14,6 +15,11 @@ class Engine(Protocol):
 
     speech: SpeechAdapter | None
     """What the pipeline accepts as speech requests; None if it does not speak."""
+
+    @property
+    def pipeline(self) -> ResolvedPipeline | None:
+        """The deployment that this runs; None for an engine that was made otherwise."""
+        ...
 
     def generate(
         self,

@@ -66,7 +66,8 @@ async def on_omni_error(request: Request, error: Exception) -> Response:
     """Answer with one of our own errors; those that are the server's fault are logged."""
     assert isinstance(error, OmniError)
     log_service_error(request.scope, error)
-    headers = {"Retry-After": RETRY_AFTER_S} if error.http_status in (429, 503) else None
+    seconds = getattr(error, "retry_after_s", None) or RETRY_AFTER_S
+    headers = {"Retry-After": str(seconds)} if error.http_status in (429, 503) else None
     return JSONResponse({"error": error_object(error)}, status_code=error.http_status, headers=headers)
 
 

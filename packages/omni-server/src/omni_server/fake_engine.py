@@ -26,6 +26,7 @@ import numpy as np
 from omni_core.errors import RequestError, StageDeadError
 from omni_core.request import OmniOutput
 from omni_core.speech import PreparedSpeech, SpeechAdapter, SpeechPrompt, SpeechTraits
+from omni_core.stage import ResolvedPipeline
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +85,7 @@ class FakeEngine:
     go_on: asyncio.Event = field(default_factory=asyncio.Event)
     """Lets the requests go on that wait for it (`wait-later`)."""
     closed: bool = False
+    pipeline: ResolvedPipeline | None = None
 
     speech: SpeechAdapter | None = field(init=False)
 

@@ -1,4 +1,4 @@
-"""The plugin of omni-server: the command `serve` and the routes of the OpenAI-compatible API."""
+"""The plugin of omni-server: the commands `serve` and `bench`, and the routes of the OpenAI-compatible API."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ if TYPE_CHECKING:
 
 @hookimpl
 def omni_commands() -> Iterable[CommandEntry]:
-    """Offer `omni serve`."""
-    return [CommandEntry(name="serve", summary="serve a model over HTTP", target="omni_server.serve:command")]
+    """Offer `omni serve` and `omni bench`."""
+    return [
+        CommandEntry(name="serve", summary="serve a model over HTTP", target="omni_server.serve:command"),
+        CommandEntry(name="bench", summary="put load on a server and measure it", target="omni_server.bench.command:command"),
+    ]
 
 
 @hookimpl
 def omni_routes(context: ServerContext) -> Iterable[BaseRoute]:
-    """Offer the speech and status routes."""
-    from omni_server import speech, status
+    """Offer the speech, status and configuration routes."""
+    from omni_server import configuration, speech, status
 
-    return [*status.routes(context), *speech.routes(context)]
+    return [*status.routes(context), *configuration.routes(context), *speech.routes(context)]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from omni_core.errors import OmniError
 from omni_server import listening
-from omni_server.arguments import add_arguments, make_settings, model_of
+from omni_server.arguments import add_arguments, make_engine_options, make_settings, model_of
 from omni_server.context import ServerSettings, ServerState
 
 if TYPE_CHECKING:
@@ -153,9 +153,7 @@ def make_async_omni(args: argparse.Namespace) -> Engine:
     from omni_core.client import AsyncOmni
     from omni_core.deploy.flags import typed_flags
 
-    limits = {"stage_init_timeout": args.stage_init_timeout, "init_timeout": args.init_timeout}
-    given = {name: seconds for name, seconds in limits.items() if seconds is not None}
-    return AsyncOmni(model_of(args), **given, **typed_flags(args))
+    return AsyncOmni(model_of(args), options=make_engine_options(args), **typed_flags(args))
 
 
 def _make_server(app: Any, args: argparse.Namespace, on_ready: Callable[[], None]) -> uvicorn.Server:

@@ -1,4 +1,4 @@
-"""Backends of attention, mixtures of experts and linear layers: their names, and what a stage's fields come to (BK-01 to BK-07).
+"""Backends of attention, mixtures of experts and linear layers: their names, and what a stage's fields come to (BK-01..07).
 
 The tables hold vLLM's names (0.32) without importing vLLM; a contract test compares them.
 """
@@ -6,121 +6,41 @@ The tables hold vLLM's names (0.32) without importing vLLM; a contract test comp
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
-from omni_core.deploy.diffusion_attention import resolve_diffusion_attention
 from omni_core.deploy.outcome import Outcome, place_of, stage_name
 from omni_core.errors import ConfigError
 from omni_core.pipeline import ExecutionType, StagePipelineConfig
 from omni_core.stage import Source
 from omni_core.suggest import did_you_mean
 
-MOE_BACKENDS = tuple(
-    [
-        "auto",
-        "triton",
-        "batched_triton",
-        "deep_gemm",
-        "deep_gemm_mega_moe",
-        "cutlass",
-        "flashinfer_trtllm",
-        "flashinfer_cutlass",
-        "flashinfer_cutedsl",
-        "flashinfer_moe_ep_cutedsl",
-        "flashinfer_b12x",
-        "b12x",
-        "flashinfer_moe_ep_mega_deep_gemm",
-        "marlin",
-        "humming",
-        "triton_unfused",
-        "aiter",
-        "aiter_mega_moe",
-        "aiter_triton_mxfp4_bf16",
-        "flydsl",
-        "hpc",
-        "emulation",
-        "rdna3",
-    ]
-)
+_MOE = """
+    auto triton batched_triton deep_gemm deep_gemm_mega_moe cutlass flashinfer_trtllm flashinfer_cutlass
+    flashinfer_cutedsl flashinfer_moe_ep_cutedsl flashinfer_b12x b12x flashinfer_moe_ep_mega_deep_gemm marlin humming
+    triton_unfused aiter aiter_mega_moe aiter_triton_mxfp4_bf16 flydsl hpc emulation rdna3
+"""
+_LINEAR = """
+    auto cutlass flashinfer_cutlass flashinfer_cutedsl flashinfer_trtllm flashinfer_cudnn flashinfer_b12x b12x marlin
+    humming triton deep_gemm torch aiter machete fbgemm conch exllama emulation xpu xpu_woq
+"""
+_ATTENTION = """
+    FLASH_ATTN FLASH_ATTN_DIFFKV TRITON_ATTN TRITON_ATTN_DIFFKV TRITON_FLASH_ATTN ROCM_ATTN ROCM_SEGMENTED_ATTN
+    ROCM_AITER_MLA ROCM_AITER_TRITON_MLA ROCM_AITER_FA ROCM_AITER_MLA_SPARSE XPU_MLA_SPARSE TORCH_SDPA FLASHINFER
+    TRITON_FLASHINFER FLASHINFER_MLA TOKENSPEED_MLA FLASHINFER_MLA_SPARSE FLASHINFER_MLA_SPARSE_SM120
+    FLASHINFER_MLA_SPARSE_SM90 TRITON_MLA CUTLASS_MLA FLASHMLA FLASHMLA_SPARSE FLASHMLA_SPARSE_DSV4
+    FLASHINFER_MLA_SPARSE_DSV4 ROCM_FLASHMLA_SPARSE_DSV4 FLASHMLA_SPARSE_DSV41 FLASHINFER_MLA_SPARSE_DSV41
+    FLASHMLA_MEGA_ATTN_DSV41 B12X FLASH_ATTN_MLA FLASH_ATTN_MLA_SPARSE MINIMAX_M3_SPARSE CUTLASS_MSA TRITON_MSA
+    NO_ATTENTION FLEX_ATTENTION HPC_ATTN ROCM_AITER_UNIFIED_ATTN CPU_ATTN CPU_MLA AMX_MLA TURBOQUANT ULTRAQUANT CUSTOM
+"""
+
+MOE_BACKENDS = tuple(_MOE.split())
 """Values of `moe_backend`: vLLM's `KernelConfig.moe_backend`."""
 
-LINEAR_BACKENDS = tuple(
-    [
-        "auto",
-        "cutlass",
-        "flashinfer_cutlass",
-        "flashinfer_cutedsl",
-        "flashinfer_trtllm",
-        "flashinfer_cudnn",
-        "flashinfer_b12x",
-        "b12x",
-        "marlin",
-        "humming",
-        "triton",
-        "deep_gemm",
-        "torch",
-        "aiter",
-        "machete",
-        "fbgemm",
-        "conch",
-        "exllama",
-        "emulation",
-        "xpu",
-        "xpu_woq",
-    ]
-)
+LINEAR_BACKENDS = tuple(_LINEAR.split())
 """Values of `linear_backend`: vLLM's `KernelConfig.linear_backend`."""
 
-ATTENTION_BACKENDS = tuple(
-    [
-        "FLASH_ATTN",
-        "FLASH_ATTN_DIFFKV",
-        "TRITON_ATTN",
-        "TRITON_ATTN_DIFFKV",
-        "TRITON_FLASH_ATTN",
-        "ROCM_ATTN",
-        "ROCM_SEGMENTED_ATTN",
-        "ROCM_AITER_MLA",
-        "ROCM_AITER_TRITON_MLA",
-        "ROCM_AITER_FA",
-        "ROCM_AITER_MLA_SPARSE",
-        "XPU_MLA_SPARSE",
-        "TORCH_SDPA",
-        "FLASHINFER",
-        "TRITON_FLASHINFER",
-        "FLASHINFER_MLA",
-        "TOKENSPEED_MLA",
-        "FLASHINFER_MLA_SPARSE",
-        "FLASHINFER_MLA_SPARSE_SM120",
-        "FLASHINFER_MLA_SPARSE_SM90",
-        "TRITON_MLA",
-        "CUTLASS_MLA",
-        "FLASHMLA",
-        "FLASHMLA_SPARSE",
-        "FLASHMLA_SPARSE_DSV4",
-        "FLASHINFER_MLA_SPARSE_DSV4",
-        "ROCM_FLASHMLA_SPARSE_DSV4",
-        "FLASHMLA_SPARSE_DSV41",
-        "FLASHINFER_MLA_SPARSE_DSV41",
-        "FLASHMLA_MEGA_ATTN_DSV41",
-        "B12X",
-        "FLASH_ATTN_MLA",
-        "FLASH_ATTN_MLA_SPARSE",
-        "MINIMAX_M3_SPARSE",
-        "CUTLASS_MSA",
-        "TRITON_MSA",
-        "NO_ATTENTION",
-        "FLEX_ATTENTION",
-        "HPC_ATTN",
-        "ROCM_AITER_UNIFIED_ATTN",
-        "CPU_ATTN",
-        "CPU_MLA",
-        "AMX_MLA",
-        "TURBOQUANT",
-        "ULTRAQUANT",
-        "CUSTOM",
-    ]
-)
+ATTENTION_BACKENDS = tuple(_ATTENTION.split())
 """Values of an AR stage's `attention_backend` besides `auto`: vLLM's `AttentionBackendEnum`."""
 
 _KERNELS = {"moe_backend": MOE_BACKENDS, "linear_backend": LINEAR_BACKENDS}
@@ -159,9 +79,12 @@ def check_backends(
             changed[field] = _choice(stage, field, value, name, choices, sources)
     if stage.execution_type is ExecutionType.DIFFUSION:
         _refuse_vllm_attention(stage, arguments, sources)
+        # Its models take a tenth of the time of a cold start, and most pipelines have no such stage.
+        from omni_core.deploy.diffusion_attention import resolve_diffusion_attention
+
         attention = resolve_diffusion_attention(stage, arguments, sources, environ=environ or {})
         changed.update(attention.arguments)
-        return Outcome(changed, sources=attention.sources, warnings=attention.warnings)
+        return replace(attention, arguments=changed)
     if (value := arguments.get("attention_backend")) is not None:
         name = "auto" if str(value).lower() == "auto" else str(value).upper()
         changed["attention_backend"] = _choice(stage, "attention_backend", value, name, ("auto", *ATTENTION_BACKENDS), sources)
@@ -209,7 +132,7 @@ def _drop_nested(
         inside = changed.get(group, arguments.get(group))
         if own is None or not isinstance(inside, Mapping) or inside.get(key) is None:
             continue
-        changed[group] = {name: value for name, value in inside.items() if name != key}
+        changed[group] = {name: value for name, value in inside.items() if name != key} or None
         if str(inside[key]).lower() != str(own).lower():
             warnings.append(
                 f"{place_of(sources, group, key)}: {stage_name(stage)}: {group}.{key} {inside[key]!r} is ignored, "

@@ -10,6 +10,10 @@ from omni_core.deploy.tree import Node
 from omni_core.errors import ConfigError
 
 
+_YAML_1_1 = {"yes", "no", "on", "off", "y", "n"}
+"""What older YAML took for true and false."""
+
+
 def check_types(model: type[BaseModel], tree: Node, *, name: str = "") -> None:
     """Check the types and ranges of a tree's values.
 
@@ -24,13 +28,20 @@ def check_types(model: type[BaseModel], tree: Node, *, name: str = "") -> None:
     try:
         model.model_validate(tree.plain())
     except ValidationError as error:
-        faults = [_describe(fault, tree, name) for fault in error.errors(include_url=False)]
+        found = error.errors(include_url=False)
+        faults = [_describe(fault, tree, name) for fault in found]
     else:
         return
     faults = list(dict.fromkeys(faults))
     place, field, text = faults[0]
     rest = "".join(f"\n  {place}: {text}" for place, _, text in faults[1:])
-    raise ConfigError(f"{text}{rest}", where=place, hint="correct the value", param=field)
+    raise ConfigError(f"{text}{rest}", where=place, hint=_hint(found[0]), param=field)
+
+
+def _hint(fault: Any) -> str:
+    if fault["type"] == "bool_type" and str(fault["input"]).lower() in _YAML_1_1:
+        return "write true or false; YAML 1.2 takes this for text"
+    return "correct the value"
 
 
 def _describe(fault: Any, tree: Node, name: str) -> tuple[str, str, str]:

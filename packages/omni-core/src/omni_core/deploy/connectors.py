@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from omni_core.connector import ConnectorEntry
 from omni_core.deploy.check import check_types
 from omni_core.deploy.provenance import Choice, Provenance, losers_of
 from omni_core.deploy.tree import Node, empty
@@ -18,6 +17,9 @@ from omni_core.plugins import Offer, PluginManager, unique_by_name
 from omni_core.stage import ResolvedEdge, Source
 from omni_core.suggest import way_out
 from omni_core.target import load_target
+
+if TYPE_CHECKING:
+    from omni_core.connector import ConnectorEntry
 
 DEFAULT = "SharedMemoryConnector"
 _FORMS = {

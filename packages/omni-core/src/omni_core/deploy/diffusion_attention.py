@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from dataclasses import replace
+from typing import Annotated, Any, Literal, NoReturn
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -46,6 +47,7 @@ _QUANT_KEYS = {
     "TRTLLM_ATTN": {"dtype_qk", "q_block_size", "k_block_size"},
     "FLASHINFER_ATTN": {"dtype_qk", "dtype_vo", "flashinfer_backend"},
 }
+_ROLE = "per_role."
 _RANKS = {"flag": 1, "stage override": 2}
 
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
@@ -135,35 +137,51 @@ def resolve_diffusion_attention(
     Raises:
         ConfigError: A value is wrong, both forms set the default backend (E26), or an option needs another backend.
     """
-    reader = _Reader(stage, sources)
-    given = arguments.get(_CONFIG)
-    shorthand, topk = arguments.get(_SHORT), arguments.get(_TOPK)
+    given, shorthand, topk = (arguments.get(name) for name in (_CONFIG, _SHORT, _TOPK))
+    reader = _Reader(stage, {**sources, ENVIRONMENT: Source("environment", ENVIRONMENT)})
     specs = reader.read(given) if given is not None else {}
+    origin, lost = _CONFIG, None
     warnings: tuple[str, ...] = ()
-    changed_sources: dict[str, Source] = {}
     if shorthand is not None:
-        warnings = (
-            f"{place_of(sources, _SHORT)}: {stage_name(stage)}: {_SHORT} is deprecated, "
-            f"write {_CONFIG}: {{default: {shorthand}}}",
-        )
+        text = f"{_SHORT} is deprecated, write {_CONFIG}: {{default: {shorthand}}}"
+        warnings = (f"{place_of(sources, _SHORT)}: {stage_name(stage)}: {text}",)
+        default = reader.spec(shorthand, _SHORT)
         if reader.shorthand_wins(specs):
-            specs["default"] = reader.spec({"backend": shorthand}, _SHORT)
-            changed_sources[f"{_CONFIG}.default"] = sources.get(_SHORT, Source("default"))
-    elif "default" not in specs and environ.get(ENVIRONMENT):
-        reader_of_env = _Reader(stage, {"default": Source("environment", ENVIRONMENT)})
-        specs["default"] = reader_of_env.spec({"backend": environ[ENVIRONMENT]}, "default")
-        changed_sources[f"{_CONFIG}.default"] = Source("environment", ENVIRONMENT)
+            lost = reader.source_of_default(specs.get("default"))
+            specs["default"], origin = default, _SHORT
+        else:
+            lost = replace(sources.get(_SHORT, Source("default")), value=shorthand)
+    if _is_unset(specs.get("default")) and environ.get(ENVIRONMENT):
+        specs["default"], origin = reader.spec(environ[ENVIRONMENT], ENVIRONMENT), ENVIRONMENT
     if topk is not None:
         specs["default"] = reader.add_topk(specs.get("default"), topk)
-    used = {path: spec for path, spec in specs.items() if spec["backend"] != "auto"}
-    config: dict[str, Any] = {"default": used["default"]} if "default" in used else {}
-    if roles := {path.removeprefix("per_role."): spec for path, spec in used.items() if path != "default"}:
-        config["per_role"] = roles
-    if given is None and shorthand is None and topk is None and not config:
+    config = _config({path: spec for path, spec in specs.items() if not _is_unset(spec)})
+    if given is None and shorthand is None and not config:
         return Outcome()
-    if config and _CONFIG not in sources:
-        changed_sources.setdefault(_CONFIG, changed_sources.get(f"{_CONFIG}.default", Source("default")))
-    return Outcome({_CONFIG: config or None, _SHORT: None, _TOPK: None}, sources=changed_sources, warnings=warnings)
+    changed_sources = {}
+    if origin != _CONFIG and "default" in config:
+        changed_sources[f"{_CONFIG}.default"] = reader.sources.get(origin, Source("default"))
+        if given is None:
+            changed_sources[_CONFIG] = changed_sources[f"{_CONFIG}.default"]
+    return Outcome(
+        {_CONFIG: config or None, _SHORT: None, _TOPK: None},
+        sources=changed_sources,
+        losers={f"{_CONFIG}.default.backend": (lost,)} if lost is not None else {},
+        warnings=warnings,
+    )
+
+
+def _is_unset(spec: Mapping[str, Any] | None) -> bool:
+    return spec is None or spec["backend"] == "auto"
+
+
+def _config(specs: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return specs by path as a `diffusion_attention_config`."""
+    roles = {path.removeprefix(_ROLE): spec for path, spec in specs.items() if path.startswith(_ROLE)}
+    return {
+        **({"default": specs["default"]} if "default" in specs else {}),
+        **({"per_role": roles} if roles else {}),
+    }
 
 
 def attention_of_role(config: Mapping[str, Any] | None, role: str, category: str | None = None) -> Mapping[str, Any] | None:
@@ -183,8 +201,8 @@ class _Reader:
     """Read the specs of one stage."""
 
     def __init__(self, stage: StagePipelineConfig, sources: Mapping[str, Source]) -> None:
+        self.sources = sources
         self._stage = stage
-        self._sources = sources
 
     def read(self, given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         """Return the specs by path: `default`, `per_role.ROLE`."""
@@ -195,12 +213,12 @@ class _Reader:
             plain["per_role"] = _flat_roles(plain["per_role"])
         config = self._validate(DiffusionAttentionConfig, plain, _CONFIG).model_dump(exclude_none=True)
         found = {"default": config["default"]} if "default" in config else {}
-        found.update({f"per_role.{role}": spec for role, spec in config["per_role"].items()})
+        found.update({f"{_ROLE}{role}": spec for role, spec in config["per_role"].items()})
         return {path: self._checked(spec, _CONFIG, path) for path, spec in found.items()}
 
-    def spec(self, given: Mapping[str, Any], field: str) -> dict[str, Any]:
-        """Return one checked spec."""
-        return self._checked(self._validate(AttentionSpec, given, field).model_dump(exclude_none=True), field)
+    def spec(self, backend: str, field: str) -> dict[str, Any]:
+        """Return the checked spec of a backend that is given by name."""
+        return self._checked({"backend": backend}, field)
 
     def shorthand_wins(self, specs: Mapping[str, Any]) -> bool:
         """Return whether the shorthand sets the default; the form of a higher layer replaces the other one."""
@@ -209,15 +227,20 @@ class _Reader:
         short, long = self._rank(_SHORT), self._rank(f"{_CONFIG}.default")
         if short == long:
             raise ConfigError(
-                f"{stage_name(self._stage)} has {_SHORT} and {_CONFIG}.default ({place_of(self._sources, _CONFIG, 'default')})",
-                where=place_of(self._sources, _SHORT),
+                f"{stage_name(self._stage)} has {_SHORT} and {_CONFIG}.default ({place_of(self.sources, _CONFIG, 'default')})",
+                where=place_of(self.sources, _SHORT),
                 hint=f"keep {_CONFIG}.default",
                 param=_SHORT,
             )
         return short > long
 
+    def source_of_default(self, spec: Mapping[str, Any] | None) -> Source | None:
+        """Return where the long form sets the default; None where it does not."""
+        source = self.sources.get(f"{_CONFIG}.default") or self.sources.get(_CONFIG)
+        return None if spec is None or source is None else replace(source, value=spec["backend"])
+
     def _rank(self, name: str) -> int:
-        source = self._sources.get(name) or self._sources.get(_CONFIG)
+        source = self.sources.get(name) or self.sources.get(_CONFIG)
         return _RANKS.get(source.layer, 0) if source is not None else 0
 
     def add_topk(self, default: Mapping[str, Any] | None, topk: int) -> dict[str, Any]:
@@ -226,7 +249,7 @@ class _Reader:
         if nested != topk:
             raise ConfigError(
                 f"{stage_name(self._stage)} has {_TOPK} {topk} and {_CONFIG}.default.{_TOPK} {nested}",
-                where=place_of(self._sources, _TOPK),
+                where=place_of(self.sources, _TOPK),
                 hint="keep one of them",
                 param=_TOPK,
             )
@@ -269,15 +292,14 @@ class _Reader:
         except ValidationError as error:
             fault = error.errors(include_url=False)[0]
         path = [str(part) for part in fault["loc"]]
-        known = fault["type"] != "missing"
-        shown = f" (got {fault['input']!r})" if known else ""
-        return self._refuse(f"{fault['msg'][:1].lower()}{fault['msg'][1:]}{shown}", "correct the value", (field, *path))
+        shown = "" if fault["type"] == "missing" else f" (got {fault['input']!r})"
+        self._refuse(f"{fault['msg'][:1].lower()}{fault['msg'][1:]}{shown}", "correct the value", (field, *path))
 
-    def _refuse(self, message: str, hint: str, path: tuple[str, ...]) -> Any:
+    def _refuse(self, message: str, hint: str, path: tuple[str, ...]) -> NoReturn:
         name = ".".join(path)
         raise ConfigError(
             f"{stage_name(self._stage)}: {name}: {message}",
-            where=place_of(self._sources, *name.split(".")),
+            where=place_of(self.sources, *name.split(".")),
             hint=hint,
             param=name,
         )

@@ -140,8 +140,8 @@ def check_placement(
         node: `duplex_session` as written, for the place in messages.
 
     Raises:
-        ConfigError: The limit of a replica is missing or more than the plugin supports, or the deployment is distributed; all of
-            it in one message.
+        ConfigError: The limit of a replica is missing or more than the plugin supports, or the deployment is distributed; one
+            message names all of it.
     """
     cap = settings.max_sessions_per_replica
     if not settings.places_sessions:

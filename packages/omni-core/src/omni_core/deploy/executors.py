@@ -83,7 +83,8 @@ def resolve_executor(
         stage: The topology.
         arguments: The stage's engine arguments.
         sources: Where they came from.
-        ranks: Devices of one replica.
+        ranks: Devices of one replica, for a stage that denoises. vLLM's executors run tensor x pipeline parallel ranks, one
+            executor for each data-parallel rank.
         ray_installed: Whether Ray can be imported; looked up by default.
 
     Raises:
@@ -102,16 +103,28 @@ def resolve_executor(
     if value not in EXECUTORS and not _CLASS.fullmatch(value):
         hint = f"{way_out(value, EXECUTORS, 'executors')}; a class is written package.module.Class"
         raise refuse(f"there is no executor {value!r}", hint)
-    if value not in EXECUTORS and importlib.util.find_spec(value.partition(".")[0]) is None:
+    if value not in EXECUTORS and not _is_installed(value.partition(".")[0]):
         raise refuse(f"executor {value!r} is in a package that is not installed", "install it, or correct the name")
     if value == "ray":
-        if not (importlib.util.find_spec("ray") is not None if ray_installed is None else ray_installed):
+        if not (_is_installed("ray") if ray_installed is None else ray_installed):
             raise refuse("the executor 'ray' needs Ray, which is not installed", "pip install ray, on every node")
     elif value == "external_launcher" and denoises:
         raise refuse("the executor 'external_launcher' cannot run a stage that denoises", "use uni, mp or ray")
-    elif value == "uni" and ranks > 1:
-        raise refuse(f"the executor 'uni' runs one rank, and this stage has {ranks}", "use mp")
+    elif value == "uni" and (workers := ranks if denoises else _workers(arguments)) > 1:
+        raise refuse(f"the executor 'uni' runs one rank, and this stage has {workers}", "use mp")
     return Outcome()
+
+
+def _workers(arguments: Mapping[str, Any]) -> int:
+    """Return the ranks of one executor of vLLM."""
+    return (arguments.get("tensor_parallel_size") or 1) * (arguments.get("pipeline_parallel_size") or 1)
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ValueError:  # a module that was made by hand, such as __main__
+        return False
 
 
 def ray_environment(driver: Mapping[str, str], stage: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from omni_core.stage import ResolvedPipeline, ResolvedStage, Source
+from omni_core.stage import ResolvedEdge, ResolvedPipeline, ResolvedStage, Source
 
 LAYERS = {
     "default": "default",
@@ -65,37 +65,54 @@ def describe_source(source: Source) -> str:
 def pipeline_settings(resolved: ResolvedPipeline) -> list[Setting]:
     """Return the settings that no single stage owns."""
     values = {"async_chunk": resolved.async_chunk, **resolved.values}
-    return _settings(None, values, resolved.sources, resolved.losers)
+    losers = {name: lost for name, lost in resolved.losers.items() if not name.startswith("edge.")}
+    return _settings(None, values, resolved.sources, losers)
 
 
-def stage_settings(stage: ResolvedStage) -> list[Setting]:
-    """Return the settings of one stage; sampling parameters are `sampling.NAME`, edges `to_stage_N.NAME`."""
+def stage_settings(stage: ResolvedStage, resolved: ResolvedPipeline) -> list[Setting]:
+    """Return the settings of one stage; sampling parameters are `sampling.NAME`, its outgoing edges `to_stage_N.NAME`."""
     values: dict[str, Any] = {
         "model_runner": stage.model_runner,
         "async_chunk": stage.async_chunk,
         "devices": stage.devices,
         "num_replicas": stage.num_replicas,
+        **stage.restart.fields,
         "env": dict(stage.env),
         **stage.engine_args,
         "sampling": dict(stage.sampling),
     }
-    for edge in stage.outputs:
-        values[f"to_stage_{edge.to_stage}"] = {"connector": edge.connector, **edge.options, **edge.stream}
-    return _settings(stage.stage_id, values, stage.sources, stage.losers)
+    edges = [setting for edge in stage.outputs for setting in _edge_settings(edge, resolved)]
+    return [*_settings(stage.stage_id, values, stage.sources, stage.losers), *edges]
+
+
+def _edge_settings(edge: ResolvedEdge, resolved: ResolvedPipeline) -> list[Setting]:
+    known = f"edge.{edge.from_stage}-{edge.to_stage}"
+    values = {"connector": edge.connector, "options": edge.options, "stream": edge.stream}
+    losers = {name: lost for name, lost in resolved.losers.items() if name.startswith(f"{known}.")}
+    found = []
+    for setting in _settings(edge.from_stage, {known: values}, resolved.sources, losers):
+        name = setting.field.removeprefix(f"{known}.").removeprefix("options.").removeprefix("stream.")
+        found.append(replace(setting, field=f"to_stage_{edge.to_stage}.{name}"))
+    return found
 
 
 def all_settings(resolved: ResolvedPipeline) -> list[Setting]:
     """Return every setting, those of the whole pipeline first."""
-    return [*pipeline_settings(resolved), *(found for stage in resolved.stages for found in stage_settings(stage))]
+    return [*pipeline_settings(resolved), *(found for stage in resolved.stages for found in stage_settings(stage, resolved))]
 
 
 def _settings(
     stage: int | None, values: Mapping[str, Any], sources: Mapping[str, Source], losers: Mapping[str, Sequence[Source]]
 ) -> list[Setting]:
-    return [
+    found = [
         Setting(stage, name, value, find_source(name, sources), tuple(losers.get(name, ())))
         for field, content in values.items()
         for name, value in _leaves(field, content)
+    ]
+    known = {setting.field for setting in found}
+    erased = [name for name, lost in losers.items() if lost and name not in known and name in sources]
+    return found + [
+        Setting(stage, name, None, sources[name], tuple(losers[name])) for name in erased if sources[name].value is None
     ]
 
 

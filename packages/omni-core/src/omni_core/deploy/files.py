@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib.resources.abc import Traversable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from omni_core.deploy.check import check_types
 from omni_core.deploy.keys import check_document_keys, normalise
@@ -18,6 +18,9 @@ from omni_core.errors import ConfigError
 from omni_core.plugins import Offer, PluginManager
 from omni_core.stage import Source
 from omni_core.suggest import way_out
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
 
 _SUFFIXES = (".yaml", ".yml")
 

@@ -11,9 +11,10 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from omni_core.deploy.diffusion import DiffusionFields
-from omni_core.deploy.overrides import DEPLOY_FLAGS, NOT_BROADCAST, flag_name, parse_stage_overrides
-from omni_core.deploy.schema import DeployConfig, EngineFields, PipelineWideFields, PlacementFields
+from omni_core.deploy.overrides import DEPLOY_FLAGS, NOT_BROADCAST, SAMPLING_OPTION, flag_name, parse_stage_overrides
+from omni_core.deploy.schema import DeployConfig, EngineFields, PipelineWideFields, PlacementFields, StageDeployConfig
 from omni_core.errors import ConfigError
+from omni_core.plugins import plugin_manager
 
 _DEPLOYMENT = [name for name in DeployConfig.model_fields if name in DEPLOY_FLAGS]
 _PLACEMENT = [name for name in PlacementFields.model_fields if name not in {*NOT_BROADCAST, *_DEPLOYMENT}]
@@ -35,7 +36,16 @@ _GROUPS: tuple[tuple[str, str, dict[str, FieldInfo]], ...] = (
     ("diffusion", "Given to every stage that denoises.", dict(DiffusionFields.model_fields)),
 )
 
-_NAMES = frozenset(name for _, _, fields in _GROUPS for name in fields) | {"revision", "deploy_config", "stage_overrides"}
+_NAMES = frozenset(name for _, _, fields in _GROUPS for name in fields) | {
+    "revision",
+    "deploy_config",
+    "stage_overrides",
+    "set",
+    "default_sampling_params",
+    "tokenizer",
+}
+_ALIAS = "flag of a pipeline: "
+"""What the namespace has in front of the names that pipelines give to flags of their own."""
 
 
 def add_deploy_flags(parser: argparse.ArgumentParser) -> None:
@@ -55,19 +65,41 @@ def add_deploy_flags(parser: argparse.ArgumentParser) -> None:
         help="""Fields of single stages, which beat all flags: '{"0": {"max_num_seqs": 8}}'.""",
     )
     group.add_argument(
+        "--set",
+        metavar="PATH=VALUE",
+        action="append",
+        default=argparse.SUPPRESS,
+        help="One value, written as in a deploy file: stages.1.gpu_memory_utilization=0.5. May be repeated.",
+    )
+    group.add_argument(
+        "--default-sampling-params",
+        metavar="JSON",
+        type=_sampling_params,
+        default=argparse.SUPPRESS,
+        help="""Sampling parameters of requests that set none, by stage: '{"0": {"temperature": 0.7}}'.""",
+    )
+    group.add_argument(
+        "--tokenizer",
+        metavar="TEXT",
+        default=argparse.SUPPRESS,
+        help="Tokenizer of stages that name none of their own.",
+    )
+    group.add_argument(
         "--revision",
         metavar="NAME",
         default=argparse.SUPPRESS,
         help="Branch, tag or commit of a model on the Hugging Face Hub.",
     )
     _add_fields(group, fields)
+    _add_aliases(group)
     for title, description, fields in _GROUPS[1:]:
         _add_fields(parser.add_argument_group(title, description), fields)
 
 
 def typed_flags(namespace: argparse.Namespace) -> dict[str, Any]:
     """Return what the user typed, by field name, `deploy_config` and `stage_overrides` included: arguments of `AsyncOmni`."""
-    return {name: value for name, value in vars(namespace).items() if name in _NAMES and value is not None}
+    given = {name.removeprefix(_ALIAS): value for name, value in vars(namespace).items() if name in _NAMES or _ALIAS in name}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _add_fields(group: argparse._ArgumentGroup, fields: dict[str, FieldInfo]) -> None:
@@ -83,6 +115,27 @@ def _add_fields(group: argparse._ArgumentGroup, fields: dict[str, FieldInfo]) ->
             continue
         convert, metavar = _converter(kind)
         group.add_argument(flag_name(name), type=convert, metavar=metavar, default=argparse.SUPPRESS, help=text)
+
+
+def _add_aliases(group: argparse._ArgumentGroup) -> None:
+    """Add the flags that pipelines of installed plugins have of their own (PR-07)."""
+    aliases = {
+        alias: (pipeline.model_type, owner, name)
+        for _, pipelines in plugin_manager().collect("omni_pipelines")
+        for pipeline in pipelines
+        for alias, (owner, name) in pipeline.stage_cli_aliases.items()
+    }
+    for alias, (pipeline, owner, name) in aliases.items():
+        field = StageDeployConfig.model_fields.get(name)
+        convert, metavar = _converter(_kind(field.annotation)) if field is not None else (str, "TEXT")
+        group.add_argument(
+            flag_name(alias),
+            dest=_ALIAS + alias,
+            type=convert,
+            metavar=metavar,
+            default=argparse.SUPPRESS,
+            help=f"Of {pipeline}: {name} of stage {owner}.",
+        )
 
 
 def _kind(annotation: Any) -> Any:
@@ -138,8 +191,12 @@ def _list(text: str) -> list[Any]:
     return [int(part) for part in parts] if all(part.isdecimal() for part in parts) else parts
 
 
-def _stage_overrides(text: str) -> dict[int, dict[str, Any]]:
+def _stage_overrides(text: str, option: str = "--stage-overrides") -> dict[int, dict[str, Any]]:
     try:
-        return parse_stage_overrides(text)
+        return parse_stage_overrides(text, option)
     except ConfigError as error:
         raise argparse.ArgumentTypeError(f"{error.message} ({error.hint})") from error
+
+
+def _sampling_params(text: str) -> dict[int, dict[str, Any]]:
+    return _stage_overrides(text, SAMPLING_OPTION)

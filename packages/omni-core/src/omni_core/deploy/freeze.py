@@ -2,17 +2,42 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from omni_core import __version__
 from omni_core.connector import ConnectorEntry
+from omni_core.deploy.diff import compare
+from omni_core.deploy.resolve import resolve_deployment
 from omni_core.deploy.schema import DeployConfig
 from omni_core.deploy.yaml_text import to_yaml
 from omni_core.errors import ConfigError
+from omni_core.model_info import ModelInfo
 from omni_core.pipeline import ExecutionType
 from omni_core.plugins import PluginManager
 from omni_core.stage import ResolvedEdge, ResolvedPipeline, ResolvedStage
+
+
+def freeze(resolved: ResolvedPipeline, model: ModelInfo, manager: PluginManager) -> str:
+    """Return `frozen_text`, having checked that it resolves to the same deployment on the same platform.
+
+    Raises:
+        ConfigError: It does not; the message names the fields.
+    """
+    text = frozen_text(resolved, manager)
+    with tempfile.TemporaryDirectory(prefix="omni-freeze-") as folder:
+        file = Path(folder, "frozen.yaml")
+        file.write_text(text, encoding="utf-8")
+        again = resolve_deployment(model, deploy_config=file, manager=manager, platform=resolved.platform)
+    if again.config_hash != resolved.config_hash:
+        fields = [item.field if item.stage is None else f"stage {item.stage} {item.field}" for item in compare(resolved, again)]
+        raise ConfigError(
+            f"a frozen file would not give the same deployment: {', '.join(fields) or 'the hash'} would change",
+            hint="a plugin sets these for the platform, above all files (omni plugins --hook omni_platform_overrides)",
+        )
+    return text
 
 
 def frozen_document(resolved: ResolvedPipeline, manager: PluginManager) -> dict[str, Any]:
@@ -51,7 +76,7 @@ def _stage(stage: ResolvedStage, resolved: ResolvedPipeline, names: Mapping[str,
     if stage.model != resolved.model:
         entry["model"] = stage.model
     entry |= {"model_runner": stage.model_runner, "async_chunk": stage.async_chunk, "devices": stage.devices}
-    entry["num_replicas"] = stage.num_replicas
+    entry |= {"num_replicas": stage.num_replicas, **stage.restart.fields}
     if stage.env:
         entry["env"] = dict(stage.env)
     entry |= {name: _plain(value) for name, value in stage.engine_args.items()}

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from omni_core.capabilities import DuplexCapabilities
-from omni_core.deploy.replica_groups import Group, Replica, smallest_stage
+from omni_core.deploy.replica_groups import Group, Replica, fewest_replicas
 from omni_core.errors import ConfigError
 from omni_core.pipeline import PipelineConfig
 
@@ -106,7 +106,7 @@ def frontends(count: int, groups: Sequence[Group], max_sessions: int, cap: int |
 def _frontend(index: int, count: int, groups: Sequence[Group], max_sessions: int, cap: int) -> Frontend:
     owned = tuple(range(index, len(groups), count))
     share = max_sessions // count + (index < max_sessions % count)
-    return Frontend(index, owned, min(share, smallest_stage([groups[group] for group in owned]) * cap))
+    return Frontend(index, owned, min(share, fewest_replicas([groups[group] for group in owned]) * cap))
 
 
 def _shared_by_owners(count: int, groups: Sequence[Group]) -> list[str]:

@@ -17,6 +17,7 @@ from omni_core.deploy.schema import (
     PipelineWideFields,
     PlacementFields,
     PlatformSection,
+    RestartFields,
     StageDeployConfig,
 )
 from omni_core.deploy.tree import Key, Node
@@ -26,7 +27,7 @@ from omni_core.suggest import did_you_mean, way_out
 
 OWN = frozenset(PlacementFields.model_fields)
 """Fields of a stage that Omni reads itself."""
-PIPELINE_WIDE = tuple(PipelineWideFields.model_fields)
+PIPELINE_WIDE = (*PipelineWideFields.model_fields, *RestartFields.model_fields)
 """Top-level fields that every owning stage gets."""
 DEPLOY_ONLY = frozenset(PlatformSection.model_fields) - frozenset(PIPELINE_WIDE) - {"connectors", "stages", "model_runner"}
 """Scalar top-level fields that no stage gets as an engine argument."""

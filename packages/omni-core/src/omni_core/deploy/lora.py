@@ -1,7 +1,7 @@
 """LoRA: which stages take adapters, and how they are set up (LR-01 to LR-06).
 
-That global flags cannot set vLLM's LoRA on a pipeline of several stages is `overrides.flag_trees`'s business (LR-03, LR-06); that
-stages which denoise do not own `enable_lora`, that of `keys.check_ownership` (LR-05).
+`overrides.flag_trees` refuses global flags for vLLM's LoRA on a pipeline of several stages (LR-03) and gives `max_cpu_loras` to
+the stages that denoise (LR-06).
 """
 
 from __future__ import annotations

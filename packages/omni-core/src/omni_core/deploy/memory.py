@@ -118,7 +118,7 @@ def _shares(stage: ResolvedStage, weights: Weights, capacity: int | None) -> Ite
 def replica_device_ids(stage: ResolvedStage) -> list[list[str]]:
     """Return the ids of each replica's devices; those of a stage without `devices` count from 0, and a CPU is `cpu`."""
     if stage.platform == "cpu":
-        return [["cpu"]] * stage.num_replicas
+        return [["cpu"] * max(1, world_size(stage.engine_args))] * stage.num_replicas
     ranks = max(1, world_size(stage.engine_args))
     inherited = [str(rank) for rank in range(ranks)]
     return [inherited if devices is None else parse_devices(devices) for devices in replica_devices(stage)]

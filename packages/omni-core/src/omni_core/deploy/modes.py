@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from omni_core.deploy.duplex import check_session_mode
 from omni_core.deploy.notes import warn
 from omni_core.deploy.provenance import Choice, choose, losers_of, source_of
 from omni_core.deploy.tree import Node
 from omni_core.errors import ConfigError
 from omni_core.pipeline import PipelineConfig, StagePipelineConfig
 from omni_core.stage import Source
-
 
 
 @dataclass(frozen=True)
@@ -108,21 +108,9 @@ def resolve_session_mode(pipeline: PipelineConfig, deploy: Node) -> Choice:
     default = Source("default", value="turn")
     if pipeline.duplex_plugin is not None:
         default = Source("pipeline", f"pipeline {pipeline.model_type}", pipeline.default_session_mode)
-    chosen = choose([deploy.value.get("session_mode")], default)
-    if chosen.value == "duplex" and pipeline.duplex_plugin is None:
-        raise ConfigError(
-            f"pipeline {pipeline.model_type!r} has no duplex sessions",
-            where=chosen.source.place,
-            hint="set session_mode: turn",
-            param="session_mode",
-        )
-    if chosen.value not in {"turn", "duplex"}:
-        raise ConfigError(
-            f"pipeline {pipeline.model_type!r} needs session_mode turn or duplex",
-            hint="set session_mode in a deploy file",
-            param="session_mode",
-        )
-    return chosen
+    node = deploy.get("session_mode")
+    check_session_mode(node and node.value, pipeline, node.place if node is not None else "")
+    return choose([deploy.value.get("session_mode")], default)
 
 
 def resolve_model_runner(

@@ -10,15 +10,21 @@ from typing import Any
 from omni_core.deploy.check import check_types
 from omni_core.deploy.engine_names import ENGINE_ARG_NAMES
 from omni_core.deploy.keys import DEPLOY_ONLY, LORA, check_stage_keys, fold_extras, owned_names
+from omni_core.deploy.merge import merge
+from omni_core.deploy.notes import warn
 from omni_core.deploy.schema import DeployConfig, StageDeployConfig
-from omni_core.deploy.tree import Node, from_plain
+from omni_core.deploy.tree import Key, Node, from_plain
 from omni_core.errors import ConfigError
 from omni_core.pipeline import ExecutionType, PipelineConfig, StagePipelineConfig
 from omni_core.stage import Source
 from omni_core.suggest import did_you_mean
 
 _OPTION = "--stage-overrides"
-_EXAMPLE = """write a JSON object such as '{"0": {"max_num_seqs": 8}}'"""
+SAMPLING_OPTION = "--default-sampling-params"
+_EXAMPLES = {
+    _OPTION: """write a JSON object such as '{"0": {"max_num_seqs": 8}}'""",
+    SAMPLING_OPTION: """write a JSON object such as '{"0": {"temperature": 0.7}}'""",
+}
 _FLAT = re.compile(r"^stage_(\d+)_(\w+)$")
 
 NOT_BROADCAST = frozenset(
@@ -45,40 +51,55 @@ def flag_name(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def parse_stage_overrides(value: Mapping[Any, Any] | str | None) -> dict[int, dict[str, Any]]:
-    """Return stage overrides by stage id, from JSON or from a mapping; null values are no overrides (SO-02).
+def parse_stage_overrides(value: Mapping[Any, Any] | str | None, option: str = _OPTION) -> dict[int, dict[str, Any]]:
+    """Return what an option says of single stages, from JSON or from a mapping; null values are no overrides (SO-02).
+
+    Args:
+        value: The option's value; None where it was not given.
+        option: The option: `--stage-overrides`, or `--default-sampling-params`.
 
     Raises:
-        ConfigError: The text is not JSON, or it is no object of stage ids to objects (SO-01).
+        ConfigError: The text is not JSON, or it is no object of stage ids to objects (SO-01, SM-04).
     """
+    hint = _EXAMPLES[option]
     if value is None:
         return {}
     if isinstance(value, str):
-        try:
-            value = json.loads(value, object_pairs_hook=_no_duplicates)
-        except json.JSONDecodeError as error:
-            raise ConfigError(
-                f"{value!r} is not JSON: {error.msg} at character {error.pos + 1}", where=_OPTION, hint=_EXAMPLE
-            ) from error
+        value = _parse_json(value, option)
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{value!r} is no object", where=_OPTION, hint=_EXAMPLE)
+        raise ConfigError(f"{_short(value)} is no object", where=option, hint=hint)
     found: dict[int, dict[str, Any]] = {}
     for key, fields in value.items():
-        if isinstance(key, bool) or not re.fullmatch(r"[0-9]+", str(key), re.ASCII):
-            raise ConfigError(f"{key!r} is no stage id", where=_OPTION, hint=_EXAMPLE)
+        if isinstance(key, bool) or not re.fullmatch(r"[0-9]{1,9}", str(key), re.ASCII):
+            raise ConfigError(f"{_short(key)} is no stage id", where=option, hint=hint)
         if not isinstance(fields, Mapping):
-            raise ConfigError(f"the fields of stage {key} are {fields!r}, not an object", where=_OPTION, hint=_EXAMPLE)
+            raise ConfigError(f"the fields of stage {key} are {_short(fields)}, not an object", where=option, hint=hint)
         found.setdefault(int(key), {}).update({str(name): item for name, item in fields.items() if item is not None})
     return found
 
 
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ConfigError(f"the key {twice!r} is there twice", where=_OPTION, hint="keep one of them")
-    return found
+def _parse_json(text: str, option: str) -> Any:
+    def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ConfigError(f"the key {twice!r} is there twice", where=option, hint="keep one of them")
+        return found
+
+    try:
+        return json.loads(text, object_pairs_hook=no_duplicates)
+    except json.JSONDecodeError as error:
+        raise ConfigError(
+            f"{_short(text)} is not JSON: {error.msg} at character {error.pos + 1}", where=option, hint=_EXAMPLES[option]
+        ) from error
+    except (RecursionError, ValueError) as error:
+        raise ConfigError(f"{_short(text)} cannot be read: {error}", where=option, hint=_EXAMPLES[option]) from error
+
+
+def _short(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 120 else f"{shown[:117]}..."
 
 
 def split_flat_overrides(flags: Mapping[str, Any]) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
@@ -106,6 +127,7 @@ def override_trees(overrides: Mapping[int, Mapping[str, Any]], pipeline: Pipelin
     found: dict[int, Node] = {}
     for stage_id, fields in overrides.items():
         source = Source("stage override", _OPTION)
+        fields = _without_aliases(stage_id, fields, pipeline)
         items = {
             name: from_plain(value, Source("stage override", f"{_OPTION} {stage_id}.{name}")) for name, value in fields.items()
         }
@@ -115,6 +137,40 @@ def override_trees(overrides: Mapping[int, Mapping[str, Any]], pipeline: Pipelin
         check_stage_keys(tree)
         check_types(StageDeployConfig, tree, name=f"stages.{stage_id}.")
         found[stage_id] = fold_extras(tree)
+    return found
+
+
+def _without_aliases(stage_id: int, fields: Mapping[str, Any], pipeline: PipelineConfig) -> dict[str, Any]:
+    """Return overrides with the pipeline's own names of fields replaced by the fields' names (PR-07)."""
+    found = dict(fields)
+    for alias, (owner, name) in pipeline.stage_cli_aliases.items():
+        if alias not in found:
+            continue
+        if owner != stage_id:
+            raise ConfigError(
+                f"{alias} is {name} of stage {owner}, not of stage {stage_id}", where=_OPTION, hint=f"set it for stage {owner}"
+            )
+        value = found.pop(alias)
+        if found.setdefault(name, value) != value:
+            warn(f"{_OPTION}: {alias} of stage {stage_id} is ignored, {name} sets it too")
+    return found
+
+
+def sampling_trees(value: Mapping[Any, Any] | str | None, pipeline: PipelineConfig) -> dict[int, Node]:
+    """Return what `--default-sampling-params` says of each stage, as fields of the stage (SM-03).
+
+    Raises:
+        ConfigError: It is not JSON, no object of stage ids to objects, or names a stage that does not exist (SM-04).
+    """
+    given = parse_stage_overrides(value, SAMPLING_OPTION)
+    check_stage_ids(given, pipeline, where=SAMPLING_OPTION)
+    found: dict[int, Node] = {}
+    for stage_id, params in given.items():
+        items: dict[Key, Node] = {
+            name: from_plain(item, Source("flag", f"{SAMPLING_OPTION} {stage_id}.{name}")) for name, item in params.items()
+        }
+        source = Source("flag", f"{SAMPLING_OPTION} {stage_id}")
+        found[stage_id] = Node({"default_sampling_params": Node(items, source, SAMPLING_OPTION)}, source)
     return found
 
 
@@ -129,8 +185,15 @@ def check_stage_ids(ids: Mapping[int, Any], pipeline: PipelineConfig, *, where: 
             )
 
 
-def flag_trees(flags: Mapping[str, Any], pipeline: PipelineConfig) -> tuple[Node, dict[int, Node]]:
+def flag_trees(
+    flags: Mapping[str, Any], assigned: Mapping[str, Node], pipeline: PipelineConfig
+) -> tuple[Node, dict[int, Node]]:
     """Return the flags that set top-level fields, and those of each stage that owns them (PR-05).
+
+    Args:
+        flags: Values by field name, or by a name of the pipeline's own (PR-07).
+        assigned: Fields that `--set` gives to every stage; flags beat them.
+        pipeline: The topology.
 
     Raises:
         ConfigError: A flag is unknown, has a wrong value, or is owned by no stage of the pipeline.
@@ -139,17 +202,20 @@ def flag_trees(flags: Mapping[str, Any], pipeline: PipelineConfig) -> tuple[Node
     top: dict[Any, Node] = {}
     stages: dict[int, dict[Any, Node]] = {stage.stage_id: {} for stage in pipeline.stages}
     ownerless: list[str] = []
-    for name, value in flags.items():
-        node = from_plain(value, Source("flag", flag_name(name)))
+    nodes = [*assigned.items(), *((name, from_plain(value, Source("flag", flag_name(name)))) for name, value in flags.items())]
+    for name, node in sorted(nodes, key=lambda pair: pair[0] in pipeline.stage_cli_aliases):
         if name in DEPLOY_FLAGS:
             top[name] = node
             continue
-        _check_flag(name, pipeline)
-        owners = _owners(name, pipeline)
+        owner, field = pipeline.stage_cli_aliases.get(name, (None, name))
+        if owner is None:
+            _check_flag(name, pipeline)
+        owners = _owners(name, pipeline) if owner is None else [pipeline.stage(owner)]
         for stage in owners:
-            stages[stage.stage_id][name] = node
+            below = stages[stage.stage_id].get(field)
+            stages[stage.stage_id][field] = node if below is None else merge(below, node)
         if not owners:
-            ownerless.append(flag_name(name))
+            ownerless.append(node.place)
     if ownerless:
         raise ConfigError(
             f"no stage of pipeline {pipeline.model_type!r} takes {', '.join(ownerless)}",
@@ -165,8 +231,14 @@ def flag_trees(flags: Mapping[str, Any], pipeline: PipelineConfig) -> tuple[Node
 
 
 def _owners(name: str, pipeline: PipelineConfig) -> list[StagePipelineConfig]:
-    """Return the stages that a flag is given to; `max_cpu_loras` is the denoising stages' where there are any (LR-06)."""
+    """Return the stages that a flag is given to.
+
+    `max_cpu_loras` is the denoising stages' where there are any (LR-06), and `tokenizer` that of stages whose pipeline names no
+    folder for it (PR-06).
+    """
     owners = [stage for stage in pipeline.stages if name in owned_names(stage.execution_type)]
+    if name == "tokenizer":
+        owners = [stage for stage in owners if stage.tokenizer_subdir is None]
     denoising = [stage for stage in owners if stage.execution_type is ExecutionType.DIFFUSION]
     return denoising if name == "max_cpu_loras" and denoising else owners
 

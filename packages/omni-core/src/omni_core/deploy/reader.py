@@ -1,24 +1,39 @@
-"""Read a deploy file: YAML 1.2 scalars, every value with its place, duplicate keys and odd tags refused."""
+"""Read a deploy file: YAML 1.2 scalars, every value with its place, duplicate keys and odd tags refused.
+
+Nothing that a file holds can take long or much: its size, its depth and the number of its values are limited.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from omni_core.deploy.tree import Key, Node
+from omni_core.deploy.tree import MAX_DEPTH, Key, Node
 from omni_core.errors import ConfigError
 from omni_core.stage import Source
 
-_MAX_NODES = 100_000
+MAX_BYTES = 1 << 20
+"""Largest deploy file; the largest one that anybody ships has a few KiB."""
+MAX_VALUES = 100_000
+"""Most values of a file, aliases written out."""
 _TAG = "tag:yaml.org,2002:"
+_TAGS = {"!unset": "unset", "!append": "append", "!replace": "replace"}
+_BYTE_ORDER_MARK = "\ufeff"
+_UNREADABLE = re.compile(r"[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
+
+    from yaml import SafeLoader as _BaseLoader
+else:
+    _BaseLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is twenty times as fast, where PyYAML has it
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(_BaseLoader):
     """Compose YAML with the scalars of YAML 1.2: `1e-3` is a number, `on` and `yes` are strings, `010` is ten."""
 
 
@@ -51,58 +66,110 @@ def read_deploy_file(file: Traversable | Path, label: str) -> Node:
         ConfigError: The file cannot be read or is not valid; `where` is `label:line:column`.
     """
     try:
-        text = file.read_text(encoding="utf-8")
+        with file.open("rb") as opened:
+            content = opened.read(MAX_BYTES + 1)
+        text = content.decode("utf-8")
     except FileNotFoundError:
         raise ConfigError(f"there is no deploy file {label}", hint="correct the path") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise ConfigError(
+            f"this is not text in UTF-8: {error.reason}", where=f"{label}:{line}", hint="save the file as UTF-8"
+        ) from error
+    except OSError as error:
         raise ConfigError(f"the deploy file {label} cannot be read: {error}", hint="check the file") from error
+    if len(content) > MAX_BYTES:
+        raise ConfigError(f"this is larger than {MAX_BYTES >> 20} MiB", where=label, hint="name a deploy file")
     return parse_deploy_text(text, label)
 
 
 def parse_deploy_text(text: str, label: str) -> Node:
     """Return the content of a deploy file given as text; see `read_deploy_file`."""
-    try:
-        root = yaml.compose(text, Loader=_Loader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = f"{label}:{mark.line + 1}:{mark.column + 1}" if mark else label
-        raise ConfigError(
-            f"this is not valid YAML: {error.problem or error.context}", where=where, hint="correct it"
-        ) from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"this is not valid YAML: {error}", where=label, hint="correct it") from error
+    root = _compose(text, label)
     if root is None or (isinstance(root, yaml.ScalarNode) and root.tag == _TAG + "null"):
         return Node({}, Source("overlay", f"{label}:1:1"))
     tree = _Builder(label).build(root)
-    if not tree.is_mapping:
+    if not tree.is_mapping or tree.tag:
         raise ConfigError("a deploy file is a mapping of fields", where=tree.place, hint="write `stages:` and so on")
     return tree
+
+
+def parse_value(text: str, label: str) -> Node:
+    """Return one value, written as in a deploy file; `label` is the place of all of it."""
+    try:
+        root = _compose(text, label)
+    except ConfigError as error:
+        raise ConfigError(error.message, where=label, hint=error.hint) from error
+    return Node(None, Source("overlay", label)) if root is None else _Builder(label, with_position=False).build(root)
+
+
+def _compose(text: str, label: str) -> yaml.Node | None:
+    text = text.removeprefix(_BYTE_ORDER_MARK)
+    if (odd := _UNREADABLE.search(text)) is not None:
+        before = text[: odd.start()].rsplit("\n", 1)
+        line, column = text.count("\n", 0, odd.start()) + 1, len(before[-1]) + 1
+        raise ConfigError(
+            f"the character {odd.group()!r} cannot be in a deploy file", where=f"{label}:{line}:{column}", hint="remove it"
+        )
+    try:
+        return yaml.compose(text, Loader=_Loader)  # type: ignore[no-any-return]
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"{label}:{mark.line + 1}:{mark.column + 1}" if mark else label
+        problem = error.problem or error.context
+        raise ConfigError(f"this is not valid YAML: {problem}", where=where, hint=_syntax_hint(str(problem), text, mark)) from error
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ConfigError(f"this is not valid YAML: {error}", where=label, hint="correct it") from error
+
+
+def _syntax_hint(problem: str, text: str, mark: yaml.Mark | None) -> str:
+    line = "" if mark is None else "".join(text.split("\n")[mark.line : mark.line + 1])
+    if "\t" in line[: len(line) - len(line.lstrip())]:
+        return "indent with spaces"
+    if "cannot start any token" in problem:
+        return "quote the text"
+    if "whitespace or line break" in problem:
+        return "put a space after the tag: {name: !unset }"
+    return "quote the text" if "mapping values are not allowed" in problem else "correct it"
 
 
 class _Builder:
     """Turn composed YAML into a tree."""
 
-    def __init__(self, label: str) -> None:
+    def __init__(self, label: str, *, with_position: bool = True) -> None:
         self._label = label
+        self._with_position = with_position
         self._count = 0
         self._open: set[int] = set()
 
     def build(self, node: yaml.Node, key_place: str = "") -> Node:
         place = self._place(node)
         self._count += 1
-        if self._count > _MAX_NODES:
-            raise ConfigError(f"the file has more than {_MAX_NODES} values", where=place, hint="check its aliases")
+        if self._count > MAX_VALUES:
+            raise ConfigError(f"there are more than {MAX_VALUES} values", where=place, hint="check the aliases")
+        tag = _TAGS.get(node.tag, "")
+        if tag:
+            _check_tag(node, place)
         source = Source("overlay", place)
         if isinstance(node, yaml.ScalarNode):
-            return Node(self._scalar(node, place), source, key_place)
+            return Node(None if tag else self._scalar(node, place), source, key_place, tag=tag)
         if id(node) in self._open:
             raise ConfigError("an alias contains itself", where=place, hint="write the value out")
-        if node.tag not in {_TAG + "map", _TAG + "seq"}:
-            raise ConfigError(f"the tag {node.tag!r} is not allowed", where=place, hint="remove it")
+        if not tag and node.tag not in {_TAG + "map", _TAG + "seq"}:
+            raise ConfigError(f"the tag {node.tag!r} is not allowed", where=place, hint=_TAG_HINT)
+        if len(self._open) == MAX_DEPTH:
+            raise ConfigError(f"this is nested more than {MAX_DEPTH} deep", where=place, hint="write it flat")
         self._open.add(id(node))
-        value = self._mapping(node) if isinstance(node, yaml.MappingNode) else [self.build(item) for item in node.value]
+        value = self._mapping(node) if isinstance(node, yaml.MappingNode) else self._list(node)
         self._open.discard(id(node))
-        return Node(value, source, key_place)
+        return Node(value, source, key_place, tag=tag)
+
+    def _list(self, node: yaml.SequenceNode) -> list[Node]:
+        items = [self.build(item) for item in node.value]
+        for item in items:
+            if item.tag and not item.is_mapping:
+                raise ConfigError(f"an item of a list cannot be !{item.tag}", where=item.place, hint="remove the tag")
+        return items
 
     def _mapping(self, node: yaml.MappingNode) -> dict[Key, Node]:
         own: dict[Key, Node] = {}
@@ -140,13 +207,13 @@ class _Builder:
         tag, text = node.tag, node.value
         if expand and tag == _TAG + "str" and "${" in text:
             text = _expand(text, place)
-            if node.style is None:
+            if not node.style:
                 tag = str(_Loader("").resolve(yaml.ScalarNode, text, (True, False)))  # type: ignore[no-untyped-call]
         if tag in {_TAG + "str", _TAG + "merge"}:
             return text
         convert = _SCALARS.get(tag)
         if convert is None:
-            raise ConfigError(f"the tag {tag!r} is not allowed", where=place, hint="remove it")
+            raise ConfigError(f"the tag {tag!r} is not allowed", where=place, hint=_TAG_HINT)
         try:
             return convert(text)
         except ValueError:
@@ -155,7 +222,21 @@ class _Builder:
 
     def _place(self, node: yaml.Node) -> str:
         mark = node.start_mark
-        return f"{self._label}:{mark.line + 1}:{mark.column + 1}"
+        return f"{self._label}:{mark.line + 1}:{mark.column + 1}" if self._with_position else self._label
+
+
+_TAG_HINT = "the tags are !unset, !append and !replace"
+
+
+def _check_tag(node: yaml.Node, place: str) -> None:
+    """Check that a tag stands at a value that it is about."""
+    fits, wanted = {
+        "!unset": (isinstance(node, yaml.ScalarNode) and not node.value, "nothing"),
+        "!append": (isinstance(node, yaml.SequenceNode), "a list"),
+        "!replace": (isinstance(node, yaml.MappingNode), "a mapping; everything else replaces without it"),
+    }[node.tag]
+    if not fits:
+        raise ConfigError(f"{node.tag} takes {wanted}", where=place, hint="correct the value")
 
 
 def _expand(text: str, place: str) -> str:

@@ -8,7 +8,9 @@ from typing import Any
 
 HIDDEN = "(hidden)"
 
-_SECRET = re.compile(r"(^|[_\-.])(api_?key|access_?key|private_?key|key_?id|token|secret|password|passwd|pwd|credentials?)s?$", re.I)
+_SECRET = re.compile(
+    r"(^|[_\-.])(api_?key|access_?key|private_?key|key_?id|token|secret|password|passwd|pwd|credentials?)s?$", re.I
+)
 _USER_INFO = re.compile(r"(?<=://)[^/\s@]+@")
 
 

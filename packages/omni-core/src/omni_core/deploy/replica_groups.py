@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, islice
 from typing import Any
 
 from omni_core.errors import ConfigError
@@ -17,6 +17,11 @@ Group = Mapping[int, int]
 """Replica of each stage."""
 Replica = tuple[int, int]
 """Stage and replica."""
+
+_EXAMPLE_SIZE = 8
+"""Most groups of an example in a hint."""
+_LISTED = 8
+"""Most unused replicas of a stage that a message names one by one."""
 
 
 def replica_groups(
@@ -40,24 +45,31 @@ def replica_groups(
             raise ConfigError(
                 f"the stages have different numbers of replicas ({listed}), so their replica groups must be written out",
                 where=where,
-                hint=f"set replica_groups under duplex_session, such as {_example(counts)}",
+                hint=f"set replica_groups under duplex_session{_such_as(counts)}",
                 param="duplex_session.replica_groups",
             )
-        return tuple(_example(counts))
+        return _covering(counts)
     faults = _faults(explicit, counts)
     if faults:
         raise ConfigError(
             "\n".join(["replica_groups cannot be used:", *(f"  - {fault}" for fault in faults)]),
             where=where,
-            hint=f"each group is a mapping of every stage to one of its replicas, such as {_example(counts)}",
+            hint=f"each group is a mapping of every stage to one of its replicas{_such_as(counts)}",
             param="duplex_session.replica_groups",
         )
     return tuple(dict(sorted(group.items())) for group in explicit)
 
 
-def _example(counts: Mapping[int, int]) -> list[dict[int, int]]:
-    """Return groups that use every replica of every stage; those of equal counts are the implicit ones."""
-    return [{stage: number % count for stage, count in counts.items()} for number in range(max(counts.values()))]
+def _covering(counts: Mapping[int, int]) -> tuple[dict[int, int], ...]:
+    """Return groups that use every replica of every stage; for equal counts these are the implicit groups."""
+    return tuple(
+        {stage: number % count for stage, count in counts.items()} for number in range(max(counts.values(), default=0))
+    )
+
+
+def _such_as(counts: Mapping[int, int]) -> str:
+    """Return an example for a hint, where it is short enough to be read."""
+    return f", such as {list(_covering(counts))}" if max(counts.values(), default=0) <= _EXAMPLE_SIZE else ""
 
 
 def _faults(groups: Sequence[Any], counts: Mapping[int, int]) -> list[str]:
@@ -73,9 +85,15 @@ def _faults(groups: Sequence[Any], counts: Mapping[int, int]) -> list[str]:
         elif (same := first.setdefault(frozenset(group.items()), index)) != index:
             faults.append(f"group {index} is the same as group {same}: {dict(group)}")
         used |= {(stage, replica) for stage, replica in group.items() if _is_id(stage) and _is_id(replica)}
-    every = [(stage, replica) for stage, count in counts.items() for replica in range(count)]
-    faults += [f"replica {replica} of stage {stage} is in no group" for stage, replica in every if (stage, replica) not in used]
-    return faults
+    return faults + [fault for stage, count in counts.items() for fault in _unused(stage, count, used)]
+
+
+def _unused(stage: int, count: int, used: Collection[Replica]) -> list[str]:
+    """Return a sentence for each replica of a stage that is in no group; what is beyond the first ones is only counted."""
+    unused = (replica for replica in range(count) if (stage, replica) not in used)
+    named = [f"replica {replica} of stage {stage} is in no group" for replica in islice(unused, _LISTED)]
+    further = count - len(named) - sum(1 for owner, replica in used if owner == stage and replica < count)
+    return [*named, f"neither are {further} further replicas of stage {stage}"] if further else named
 
 
 def _group_faults(group: Mapping[Any, Any], counts: Mapping[int, int]) -> list[str]:
@@ -120,10 +138,10 @@ def capacity(groups: Sequence[Group], cap: int) -> int:
     """
     stages = sorted({stage for group in groups for stage in group})
     pairs = [_matching({(group[a], group[b]) for group in groups}) for a, b in combinations(stages, 2)]
-    return cap * min(pairs, default=len(groups) and smallest_stage(groups))
+    return cap * min(pairs, default=fewest_replicas(groups))
 
 
-def smallest_stage(groups: Sequence[Group]) -> int:
+def fewest_replicas(groups: Sequence[Group]) -> int:
     """Return the smallest number of replicas that the groups use of a stage; 0 without groups (FE-06)."""
     used = {replica for group in groups for replica in group.items()}
     return min(Counter(stage for stage, _ in used).values(), default=0)

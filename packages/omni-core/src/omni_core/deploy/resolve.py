@@ -6,23 +6,26 @@ platform), the flags that the user typed, the overrides of single stages. What a
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from omni_core.deploy.connectors import resolve_edges
 from omni_core.deploy.devices import check_devices
+from omni_core.deploy.duplex import DuplexPlan, read_settings, resolve_duplex
 from omni_core.deploy.files import Bundle, Deployment, read_bundled, read_deployment
 from omni_core.deploy.keys import DEPLOY_ONLY
-from omni_core.deploy.merge import merge
+from omni_core.deploy.layers import CommandLine, Plan, lay, read_command_line
 from omni_core.deploy.modes import Streaming, resolve_model_runner, resolve_session_mode, resolve_streaming
-from omni_core.deploy.overrides import check_stage_ids, flag_trees, override_trees, parse_stage_overrides, split_flat_overrides
-from omni_core.deploy.platform_layer import apply_platform
-from omni_core.deploy.notes import collect_warnings
+from omni_core.deploy.mps import MpsPlan, plan_mps
+from omni_core.deploy.notes import collect_warnings, warn
 from omni_core.deploy.provenance import Choice, Provenance
-from omni_core.deploy.stages import resolve_values, stage_fields
+from omni_core.deploy.stage_checks import check_stage
+from omni_core.deploy.stages import resolve_values
 from omni_core.deploy.tree import Node
+from omni_core.deploy.voices import check_voice_folder
 from omni_core.errors import ConfigError, DependencyError
 from omni_core.model_info import ModelInfo, read_model_info
 from omni_core.pipeline import PipelineConfig, StagePipelineConfig
@@ -41,6 +44,7 @@ def resolve_deployment(
     stage_overrides: Mapping[Any, Any] | str | None = None,
     manager: PluginManager | None = None,
     platform: str | Platform | None = None,
+    frontend_count: int = 1,
 ) -> ResolvedPipeline:
     """Return everything that is needed to start a model's stages; no process is started and no weight is read.
 
@@ -48,41 +52,39 @@ def resolve_deployment(
         model: Checkpoint folder or repository name; a repository's weights are fetched last, once everything is in order.
             A ModelInfo is taken as it is.
         deploy_config: Deploy files by path or bundled name, later ones on top; by default the pipeline's own.
-        flags: Flags that the user gave, by field name; None means not given. `stage_N_FIELD` is an override of stage N.
+        flags: Flags that the user gave, by field name; None means not given. `stage_N_FIELD` is an override of stage N, `set` a
+            list of `PATH=VALUE`, `default_sampling_params` sampling parameters by stage id.
         stage_overrides: Fields by stage id, as JSON or a mapping; they beat flags.
         manager: The plugins; by default those of this process.
         platform: The platform or its name; by default the detected one.
+        frontend_count: How many processes accept full-duplex sessions (`--api-server-count`).
 
     Raises:
         ConfigError: Anything that the user wrote cannot be used.
         DependencyError: A package that is needed is not there.
     """
     with collect_warnings() as warnings:
-        resolved = _resolve(model, deploy_config, flags, stage_overrides, manager or plugin_manager(), platform)
+        line = read_command_line(flags, stage_overrides)
+        resolved = _resolve(model, _names(deploy_config), line, manager or plugin_manager(), platform, frontend_count)
     return replace(resolved, warnings=tuple(warnings))
 
 
 def _resolve(
     model: str | Path | ModelInfo,
-    deploy_config: str | Path | Sequence[str | Path] | None,
-    flags: Mapping[str, Any] | None,
-    stage_overrides: Mapping[Any, Any] | str | None,
+    names: list[str],
+    line: CommandLine,
     manager: PluginManager,
     platform: str | Platform | None,
+    frontend_count: int,
 ) -> ResolvedPipeline:
-    given, flat = split_flat_overrides(flags or {})
-    overrides = parse_stage_overrides(stage_overrides)
-    for stage_id, fields in flat.items():
-        overrides[stage_id] = {**fields, **overrides.get(stage_id, {})}
-    revision = given.pop("revision", None)
-    info = model if isinstance(model, ModelInfo) else read_model_info(model, revision=revision, weights=False)
+    info = model if isinstance(model, ModelInfo) else read_model_info(model, revision=line.revision, weights=False)
     running = platform if isinstance(platform, Platform) else current_platform(manager, platform)
-    pipeline, deployment = _choose(info, _names(deploy_config), manager)
-    plan = _lay(pipeline, deployment, running, given, overrides, manager)
-    resolved = _Resolver(info, plan, running, manager).resolve(deployment.files)
+    pipeline, deployment = _choose(info, names, line, manager)
+    plan = lay(pipeline, deployment, running, line, manager)
+    resolved = _Resolver(info, plan, running, manager).resolve(deployment.files, frontend_count)
     manager.collect("omni_config_resolved", passing=(ConfigError, DependencyError), stages=resolved.stages)
     if not isinstance(model, ModelInfo) and not Path(model).expanduser().is_dir():
-        read_model_info(model, revision=revision)
+        read_model_info(model, revision=line.revision)
     return resolved
 
 
@@ -92,11 +94,11 @@ def _names(deploy_config: str | Path | Sequence[str | Path] | None) -> list[str]
     return list(map(str, [deploy_config] if isinstance(deploy_config, (str, Path)) else deploy_config))
 
 
-def _choose(model: ModelInfo, names: list[str], manager: PluginManager) -> tuple[PipelineConfig, Deployment]:
+def _choose(model: ModelInfo, names: list[str], line: CommandLine, manager: PluginManager) -> tuple[PipelineConfig, Deployment]:
     """Choose the pipeline and read the deploy files: the named ones, or else the pipeline's default (RG-04, RG-13)."""
     bundle = Bundle(manager)
     deployment = read_deployment(names, bundle)
-    node = deployment.tree.get("pipeline")
+    node = line.assigned.top.get("pipeline") or deployment.tree.get("pipeline")
     key, where = (None, "") if node is None else (str(node.value), node.place)
     pipeline = resolve_pipeline(model, manager, key=key, where=where).record
     if not names and pipeline.default_deploy_config_name is not None:
@@ -104,59 +106,17 @@ def _choose(model: ModelInfo, names: list[str], manager: PluginManager) -> tuple
     return pipeline, deployment
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """All layers of a deployment on top of each other."""
-
-    pipeline: PipelineConfig
-    deploy: Node
-    """Top-level fields."""
-    stages: Mapping[int, Node]
-    """Each stage's fields."""
-
-
-def _lay(
-    pipeline: PipelineConfig,
-    deployment: Deployment,
-    platform: Platform,
-    flags: Mapping[str, Any],
-    overrides: Mapping[int, Mapping[str, Any]],
-    manager: PluginManager,
-) -> _Plan:
-    _check_ids(deployment.tree, pipeline)
-    sections = deployment.tree.get("platforms")
-    for _, section in sections.items() if sections is not None else ():
-        _check_ids(section, pipeline)
-    deploy = apply_platform(deployment.tree, platform, pipeline, manager)
-    _check_ids(deploy, pipeline)
-    top_flags, stage_flags = flag_trees(flags, pipeline)
-    stage_overrides = override_trees(overrides, pipeline)
-    deploy = merge(deploy, top_flags)
-    stages = {
-        stage.stage_id: stage_fields(stage, deploy, stage_flags[stage.stage_id], stage_overrides.get(stage.stage_id))
-        for stage in pipeline.stages
-    }
-    return _Plan(pipeline, deploy, stages)
-
-
-def _check_ids(section: Node, pipeline: PipelineConfig) -> None:
-    """Check that every entry of `stages` is about a stage of the pipeline (SF-02)."""
-    entries = section.get("stages")
-    for stage_id, node in entries.items() if entries is not None else ():
-        check_stage_ids({int(stage_id): node}, pipeline, where=node.place)
-
-
 class _Resolver:
     """Turn a plan into records."""
 
-    def __init__(self, model: ModelInfo, plan: _Plan, platform: Platform, manager: PluginManager) -> None:
+    def __init__(self, model: ModelInfo, plan: Plan, platform: Platform, manager: PluginManager) -> None:
         self._model = model
         self._plan = plan
         self._platform = platform
         self._manager = manager
         self._classes = architectures(manager)
 
-    def resolve(self, files: tuple[str, ...]) -> ResolvedPipeline:
+    def resolve(self, files: tuple[str, ...], frontend_count: int) -> ResolvedPipeline:
         """Return the resolved pipeline."""
         plan, pipeline = self._plan, self._plan.pipeline
         session_mode = resolve_session_mode(pipeline, plan.deploy)
@@ -178,7 +138,27 @@ class _Resolver:
             values={"session_mode": session_mode.value, **values},
             sources=provenance.sources,
             losers=provenance.losers,
+            duplex=self._duplex(session_mode.value, stages, frontend_count),
+            mps=self._mps(values, provenance, stages),
         )
+
+    def _duplex(self, mode: str, stages: tuple[ResolvedStage, ...], frontend_count: int) -> DuplexPlan | None:
+        pipeline, node = self._plan.pipeline, self._plan.deploy.get("duplex_session")
+        if mode != "duplex":
+            read_settings(node)
+            if node is not None:
+                warn(f"{node.place}: duplex_session has no effect, the session mode is {mode}")
+            return None
+        replicas = {stage.stage_id: stage.num_replicas for stage in stages}
+        return resolve_duplex(node, pipeline, replicas, pipeline.duplex_capabilities, frontend_count=frontend_count)
+
+    def _mps(self, values: Mapping[str, Any], provenance: Provenance, stages: tuple[ResolvedStage, ...]) -> MpsPlan | None:
+        if not values.get("cuda_mps"):
+            return None
+        if self._platform.name != "cuda":
+            warn(f"{provenance.sources['cuda_mps'].place}: cuda_mps has no effect on {self._platform.name}")
+            return None
+        return plan_mps(stages, wanted=True, environ=os.environ)
 
     def _stage(
         self, topology: StagePipelineConfig, streaming: Streaming, edges: tuple[ResolvedEdge, ...], session_mode: Choice
@@ -187,6 +167,8 @@ class _Resolver:
         fields = plan.stages[stage_id]
         values = resolve_values(topology, fields)
         check_devices(topology, values.devices, values.num_replicas, values.engine_args, values.provenance.sources)
+        for text in check_stage(topology, values, platform=self._platform.name):
+            warn(text)
         runner = resolve_model_runner(plan.pipeline, topology, plan.deploy, fields, session_mode.value)
         values.provenance.choose("model_runner", runner)
         values.provenance.choose("async_chunk", streaming.stages[stage_id])
@@ -203,6 +185,7 @@ class _Resolver:
             async_chunk=bool(streaming.stages[stage_id].value),
             devices=values.devices,
             num_replicas=values.num_replicas,
+            restart=values.restart,
             env=values.env,
             engine_args=values.engine_args,
             sampling=values.sampling,
@@ -248,13 +231,25 @@ class _Resolver:
                 values[name] = node.plain()
             if node is not None and (node.value is not None or node.lost):
                 provenance.record(name, node)
-        for fields in self._plan.stages.values():
-            if (node := fields.get("tts_max_instructions_length")) is not None:
-                values["tts_max_instructions_length"] = node.plain()
-                provenance.record("tts_max_instructions_length", node)
+        node = self._instructions_limit()
+        if node is not None:
+            values["tts_max_instructions_length"] = node.value
+            provenance.record("tts_max_instructions_length", node)
         folder = values.get("custom_voice_dir")
-        if folder is not None and not Path(folder).expanduser().is_dir():
-            raise ConfigError(
-                f"custom_voice_dir {folder} is no folder", where=provenance.sources["custom_voice_dir"].place, hint="correct the path"
-            )
+        if folder is not None:
+            found = str(check_voice_folder(folder, where=provenance.sources["custom_voice_dir"].place))
+            values["custom_voice_dir"] = found
+            provenance.sources["custom_voice_dir"] = replace(provenance.sources["custom_voice_dir"], value=found)
         return values, provenance
+
+    def _instructions_limit(self) -> Node | None:
+        """Return `tts_max_instructions_length`, which the server reads once although a stage has it."""
+        found = [
+            node for fields in self._plan.stages.values() if (node := fields.get("tts_max_instructions_length")) is not None
+        ]
+        if len({node.value for node in found}) > 1:
+            places = " and ".join(f"{node.value} ({node.place})" for node in found)
+            raise ConfigError(
+                f"tts_max_instructions_length is {places}", where=found[-1].place, hint="set it for one stage", param="stages"
+            )
+        return found[0] if found else None

@@ -38,10 +38,21 @@ def _environment(value: Any) -> Any:
 class Strict(BaseModel):
     """A mapping whose keys are all known and whose values have exactly the declared types."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
 
-class PlacementFields(Strict):
+class RestartFields(Strict):
+    """What happens when a stage's process dies: set for a stage, or at the top level for those that set none."""
+
+    restart: Literal["never", "on-failure"] | None = None
+    """Whether a replica whose process dies is started again (default: never)."""
+    restart_backoff_s: Seconds | None = None
+    """Seconds before the first restart, twice as many before each further one in a row, up to a minute (default: 1)."""
+    restart_max: Positive | None = None
+    """Most restarts of a replica in a row; after ten minutes of life it begins anew (default: 5)."""
+
+
+class PlacementFields(RestartFields):
     """Fields of a stage that Omni itself reads; none of them goes to the stage's engine."""
 
     devices: Annotated[str | None, BeforeValidator(_device_list)] = None
@@ -193,7 +204,7 @@ class PipelineWideFields(Strict):
     """How new weights arrive while the engine runs."""
 
 
-class DeployFields(PipelineWideFields):
+class DeployFields(RestartFields, PipelineWideFields):
     """Top-level fields that a platform's section may set too."""
 
     async_chunk: bool | None = None

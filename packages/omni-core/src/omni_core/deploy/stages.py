@@ -15,7 +15,7 @@ from omni_core.deploy.tree import Key, Node, empty, from_plain
 from omni_core.errors import ConfigError
 from omni_core.pipeline import StagePipelineConfig
 from omni_core.sampling import apply_constraints, check_sampling
-from omni_core.stage import Source
+from omni_core.stage import RestartPolicy, Source
 
 
 def stage_fields(stage: StagePipelineConfig, deploy: Node, *above: Node | None) -> Node:
@@ -46,6 +46,7 @@ class StageValues:
     num_replicas: int
     env: dict[str, str]
     provenance: Provenance = field(default_factory=Provenance)
+    restart: RestartPolicy = field(default_factory=RestartPolicy)
 
 
 def resolve_values(stage: StagePipelineConfig, fields: Node) -> StageValues:
@@ -75,7 +76,23 @@ def resolve_values(stage: StagePipelineConfig, fields: Node) -> StageValues:
         provenance.record(name, node)
     values = {name: node.plain() for name, node in placement.items()}
     env = {name: value for name, value in (values.get("env") or {}).items() if value is not None}
-    return StageValues(arguments, sampling, values.get("devices"), values.get("num_replicas") or 1, env, provenance)
+    return StageValues(
+        arguments,
+        sampling,
+        values.get("devices"),
+        values.get("num_replicas") or 1,
+        env,
+        provenance,
+        _restart(fields, provenance),
+    )
+
+
+def _restart(fields: Node, provenance: Provenance) -> RestartPolicy:
+    names = {"restart": "when", "restart_backoff_s": "backoff_s", "restart_max": "max"}
+    found = {name: node for name in names if (node := fields.get(name)) is not None}
+    for name, node in found.items():
+        provenance.record(name, node)
+    return RestartPolicy(**{names[name]: node.value for name, node in found.items() if node.value is not None})
 
 
 def _placement(fields: Node) -> dict[str, Node]:
@@ -113,10 +130,7 @@ def _sampling(stage: StagePipelineConfig, fields: Node, provenance: Provenance) 
     fixed = apply_constraints(plain, stage.sampling_constraints)
     source = Source("pipeline", f"stage {stage.stage_id} ({stage.model_stage})")
     constrained = from_plain(
-        {
-            name: value if isinstance(value, Mapping) else fixed[name]
-            for name, value in stage.sampling_constraints.items()
-        },
+        {name: value if isinstance(value, Mapping) else fixed[name] for name, value in stage.sampling_constraints.items()},
         source,
     )
     for key, node in merge(params, constrained).items():

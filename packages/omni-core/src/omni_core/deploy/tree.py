@@ -6,9 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from omni_core.errors import ConfigError
 from omni_core.stage import Source
 
 Key = str | int
+MAX_DEPTH = 50
+"""Most mappings and lists inside each other."""
 
 
 @dataclass(frozen=True)
@@ -90,12 +93,18 @@ class Node:
         return Node(self.value, self.source, self.key_place, lost, tag)
 
 
-def from_plain(value: Any, source: Source) -> Node:
-    """Return plain data as a tree whose nodes all have one source."""
+def from_plain(value: Any, source: Source, depth: int = 0) -> Node:
+    """Return plain data as a tree whose nodes all have one source.
+
+    Raises:
+        ConfigError: It is nested more than MAX_DEPTH deep, as data that contains itself is.
+    """
+    if depth > MAX_DEPTH:
+        raise ConfigError(f"this is nested more than {MAX_DEPTH} deep", where=source.place, hint="write it flat")
     if isinstance(value, Mapping):
-        return Node({key: from_plain(item, source) for key, item in value.items()}, source, source.place)
+        return Node({key: from_plain(item, source, depth + 1) for key, item in value.items()}, source, source.place)
     if isinstance(value, (list, tuple)):
-        return Node([from_plain(item, source) for item in value], source, source.place)
+        return Node([from_plain(item, source, depth + 1) for item in value], source, source.place)
     return Node(value, source, source.place)
 
 

@@ -94,6 +94,11 @@ class _End:
             )
         return self._connector
 
+    @property
+    def in_flight(self) -> int:
+        """Payloads that this end's connector holds."""
+        return int(self._connector.health().get("in_flight", 0)) if self._connector is not None else 0
+
     async def connect(self) -> None:
         """Build the connector now."""
         await self._call(lambda connector: None)

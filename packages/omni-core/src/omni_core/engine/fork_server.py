@@ -21,6 +21,7 @@ from omni_core.engine.watch import Watched
 _starting = threading.Lock()
 _thread = threading.local()
 _begun: set[Watched] = set()
+_preload: tuple[str, ...] = ()
 _processes: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
 
 
@@ -30,22 +31,29 @@ def begin(preload: Sequence[str]) -> BaseContext:
     There is one for each server process. It keeps what it has loaded until the server ends, so that a second start is fast;
     modules that it lacks are imported by the stages that need them.
     """
+    global _preload
+    with _starting:
+        _preload = tuple(dict.fromkeys((*_preload, *preload)))
+        _ensure_running()
+    return multiprocessing.get_context("forkserver")
+
+
+def _ensure_running() -> None:
+    """Start the fork server if it does not run, or not any more: a killed one is replaced when the next process is forked."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["omni_core.engine.preload"])
     server = Watched.of(os.getpid())
-    told = {SERVER_ENV: str(server), MODULES_ENV: " ".join(preload)}
-    with _starting:
-        # Its socket goes to a folder whose name says whose it is; multiprocessing's own would stay behind a killed server.
-        config: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
-        config.setdefault("tempdir", make_private_dir(server, "mp"))
-        _begun.add(server)
-        os.environ.update(told)
-        try:
-            multiprocessing.forkserver.ensure_running()
-        finally:
-            for name in told:
-                del os.environ[name]
-    return context
+    told = {SERVER_ENV: str(server), MODULES_ENV: " ".join(_preload)}
+    # Its socket goes to a folder whose name says whose it is; multiprocessing's own would stay behind a killed server.
+    config: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    config.setdefault("tempdir", make_private_dir(server, "mp"))
+    _begun.add(server)
+    os.environ.update(told)
+    try:
+        multiprocessing.forkserver.ensure_running()
+    finally:
+        for name in told:
+            del os.environ[name]
 
 
 def spawner() -> BaseContext:
@@ -59,6 +67,8 @@ def start_process(context: BaseContext, target: Callable[..., Any], args: tuple[
     _thread.starts_ours = True
     try:
         with _starting:
+            if context.get_start_method() == "forkserver":
+                _ensure_running()
             process.start()
     finally:
         _thread.starts_ours = False

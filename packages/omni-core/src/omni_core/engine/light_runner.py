@@ -127,6 +127,10 @@ class LightRunner(StageRunner):
         await self._in_worker(lambda: None)
         self._thread.shutdown(wait=False)
 
+    def load(self) -> Mapping[str, int]:
+        """Return the number of requests and of chunks in line."""
+        return {"held": len(self._requests), "waiting": sum(len(request.waiting) for request in self._requests.values())}
+
     async def check(self) -> None:
         """Raise StageDeadError if the loop that drives the worker has ended, which only a fault in it can bring about."""
         if self._driver is not None and self._driver.done():

@@ -155,5 +155,14 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     load: dict[str, Any]
 
 
+class Progress(msgspec.Struct, frozen=True, tag=True):
+    """Name the requests on which the stage has worked since it last said so; goes with heartbeats.
+
+    A stage that hands nothing on before its end works for long without another message.
+    """
+
+    request_ids: list[str]
+
+
 ToHost = Open | Push | Consumed | Abort | Shutdown
-FromHost = Ready | StartFailed | Chunk | Output | Failure | Died | Consumed | Heartbeat
+FromHost = Ready | StartFailed | Chunk | Output | Failure | Died | Consumed | Heartbeat | Progress

@@ -25,6 +25,7 @@ from omni_core.engine.messages import (
     Heartbeat,
     Open,
     Output,
+    Progress,
     Push,
     Ready,
     Shutdown,
@@ -47,6 +48,8 @@ HEARTBEAT_S = 2.0
 STOP_TIMEOUT_S = 10.0
 OUTPUT_WINDOW = 64
 """Pieces that a request's caller may leave unread before the stage holds further ones back."""
+INIT_TIMEOUT_ENV = "OMNI_STAGE_INIT_TIMEOUT"
+"""Seconds that an engine may take to start, for runners that wait for processes of their own."""
 EXIT_START_FAILED = 3
 EXIT_ENGINE_DEAD = 4
 
@@ -64,6 +67,8 @@ class HostSpec:
     process_name: str
     """`stage0-talker`: what log lines begin with."""
     log_level: str
+    stream_slots: int = 0
+    """Requests whose chunks are worked on at once (`active_stream_window`); 0 is no limit."""
 
 
 def main(spec: HostSpec) -> None:
@@ -106,7 +111,8 @@ async def _run(spec: HostSpec) -> int:
     where = f"stage {spec.stage.name}"
     try:
         runner_class = cast("type[StageRunner]", load_target(spec.stage.runner, where=where))
-        host = StageHost(spec.stage, runner_class(spec.stage, spec.place.replica), spec.place, channel)
+        runner = runner_class(spec.stage, spec.place.replica)
+        host = StageHost(spec.stage, runner, spec.place, channel, stream_slots=spec.stream_slots)
         facts = await host.start()
     except Exception as error:  # whatever a model's loading raises, the server reports it
         if not isinstance(error, OmniError):
@@ -131,6 +137,8 @@ class _Request:
     """Chunks fetched so far, by producer."""
     ended_sources: set[int] = field(default_factory=set)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    moved: bool = False
+    """Whether the runner did something for it since the last heartbeat."""
     ran: bool = False
     """Whether the runner's last output went out."""
     fed: bool = False
@@ -151,9 +159,12 @@ class StageHost:
         runner: Its runner, not yet started.
         place: Where this process runs.
         channel: The connection to the orchestrator.
+        stream_slots: Requests whose chunks are worked on at once, each from its first to its last; 0 is no limit.
     """
 
-    def __init__(self, stage: ResolvedStage, runner: StageRunner, place: Place, channel: Channel[ToHost]) -> None:
+    def __init__(
+        self, stage: ResolvedStage, runner: StageRunner, place: Place, channel: Channel[ToHost], *, stream_slots: int = 0
+    ) -> None:
         self.stage = stage
         self.runner = runner
         self.requests: dict[str, _Request] = {}
@@ -161,6 +172,7 @@ class StageHost:
         self._where = f"stage {stage.name}"
         self._outlets = {edge.to_stage: Outlet(stage, edge, place) for edge in stage.outputs}
         self._inlets = {edge.from_stage: Inlet(edge, place) for edge in stage.inputs}
+        self._slots = asyncio.Semaphore(stream_slots) if stream_slots else contextlib.nullcontext()
         self._stopping = asyncio.Event()
         self._fatal: Fault | None = None
         self._aborts: set[asyncio.Task[None]] = set()
@@ -231,8 +243,22 @@ class StageHost:
                 self._die(error)
             except TimeoutError:
                 logger.warning("%s: the engine did not answer a check within %g s", self._where, HEARTBEAT_S)
-            await self._send(Heartbeat({"requests": len(self.requests)}))
+            await self._send(Heartbeat(self._load()))
+            if moved := [request.request_id for request in self.requests.values() if request.moved]:
+                await self._send(Progress(moved))
+            for request_id in moved:
+                if request := self.requests.get(request_id):
+                    request.moved = False
             await asyncio.sleep(HEARTBEAT_S)
+
+    def _load(self) -> dict[str, Any]:
+        ends = (*self._outlets.values(), *self._inlets.values())
+        return {
+            "requests": len(self.requests),
+            "aborting": len(self._aborts),
+            "payloads": sum(end.in_flight for end in ends),
+            **self.runner.load(),
+        }
 
     async def _send(self, message: Any) -> None:
         try:
@@ -282,6 +308,7 @@ class StageHost:
     async def _run_request(self, request: _Request, begin: StageInput) -> None:
         async with contextlib.aclosing(cast("Any", self.runner.run(begin))) as outputs:
             async for output in outputs:
+                request.moved = True
                 await self._hand_on(request, output)
                 if output.finished:
                     break
@@ -310,19 +337,25 @@ class StageHost:
 
     async def _feed(self, request: _Request) -> None:
         sources = set(self._inlets)
-        while request.ended_sources != sources:
-            push = await request.pushes.get()
-            if push.sequence != request.received.get(push.from_stage, 0):
-                missing = request.received.get(push.from_stage, 0)
-                raise ServiceError(f"chunk {missing} from stage {push.from_stage} is missing", where=self._where)
-            payload = await self._inlets[push.from_stage].fetch(push.handle, request.deadline)
-            request.received[push.from_stage] = push.sequence + 1
-            if push.final:
-                request.ended_sources.add(push.from_stage)
-            await self.runner.push(request.request_id, payload, request.ended_sources == sources)
-            await self._send(Consumed(request.request_id, push.from_stage, self.stage.stage_id, push.sequence))
+        push = await request.pushes.get()
+        async with self._slots:
+            await self._take_chunk(request, push)
+            while request.ended_sources != sources:
+                await self._take_chunk(request, await request.pushes.get())
         request.fed = True
         self._forget_if_done(request)
+
+    async def _take_chunk(self, request: _Request, push: Push) -> None:
+        if push.sequence != request.received.get(push.from_stage, 0):
+            missing = request.received.get(push.from_stage, 0)
+            raise ServiceError(f"chunk {missing} from stage {push.from_stage} is missing", where=self._where)
+        payload = await self._inlets[push.from_stage].fetch(push.handle, request.deadline)
+        request.moved = True
+        request.received[push.from_stage] = push.sequence + 1
+        if push.final:
+            request.ended_sources.add(push.from_stage)
+        await self.runner.push(request.request_id, payload, request.ended_sources == set(self._inlets))
+        await self._send(Consumed(request.request_id, push.from_stage, self.stage.stage_id, push.sequence))
 
     def _acknowledge(self, message: Consumed) -> None:
         request = self.requests.get(message.request_id)

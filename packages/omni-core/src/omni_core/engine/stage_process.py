@@ -40,6 +40,8 @@ class StageState(StrEnum):
 
     STARTING = "starting"
     READY = "ready"
+    RESTARTING = "restarting"
+    """Of a replica: its process is gone and another one is on its way."""
     DEAD = "dead"
     STOPPED = "stopped"
 
@@ -55,6 +57,8 @@ class StageProcess:
         environment: Variables that its process gets besides those of the stage.
         on_message: Called with each message of a ready stage but heartbeats.
         on_death: Called once when a ready stage is gone, unless it was stopped.
+        stream_slots: Requests whose chunks it works on at once; 0 is no limit.
+        life: How often this replica was started before.
     """
 
     def __init__(
@@ -66,21 +70,29 @@ class StageProcess:
         environment: Mapping[str, str],
         on_message: Callable[[StageProcess, FromHost], None],
         on_death: Callable[[StageProcess], None],
+        *,
+        stream_slots: int = 0,
+        life: int = 0,
     ) -> None:
         self.stage = stage
         self.replica = replica
         self.state = StageState.STARTING
         self.facts: Mapping[str, Any] = {}
         self.load: Mapping[str, Any] = {}
+        self.in_flight = 0
+        """Requests that were opened in it and have not ended. The orchestrator counts them."""
         self.reason = ""
         """Why a dead stage is dead."""
+        self._stream_slots = stream_slots
         self._run_dir = run_dir
         self._context = context
         self._environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), **environment, **stage.env}
         self._on_message = on_message
         self._on_death = on_death
         self._short = f"stage{stage.stage_id}-{stage.topology.model_stage}" + (f"-{replica}" if stage.num_replicas > 1 else "")
-        self._log = StageLog(run_dir.log(self._short), self._short)
+        # Each life has its own files, so that nobody meets what an earlier one left.
+        self._place = f"{self._short}.{life}" if life else self._short
+        self._log = StageLog(run_dir.log(self._place), self._short)
         self._process: BaseProcess | None = None
         self._pidfd: int | None = None
         self._exited = asyncio.Event()
@@ -98,6 +110,12 @@ class StageProcess:
         """The process's number, once it is forked."""
         return self._process.pid if self._process else None
 
+    @property
+    def has_room(self) -> bool:
+        """Whether a further request would run at once; stages that tell no limit always have room."""
+        limit = self.facts.get("max_num_seqs")
+        return limit is None or self.in_flight < int(limit)
+
     # Start
 
     async def start(self, timeout_s: float) -> None:
@@ -107,14 +125,14 @@ class StageProcess:
             StageStartError: It reported a failure, ended, or was not ready within `timeout_s`.
         """
         self._tasks.append(asyncio.create_task(self._log.follow()))
-        path = self._run_dir.socket(f"{self.stage.stage_id}-{self.replica}")
+        path = self._run_dir.socket(self._place)
         server, connection = await accept_one(path, FromHost, f"stage {self.name}")
         try:
             async with asyncio.timeout(timeout_s):
-                await self._fork(path)
+                await self._fork(path, timeout_s)
                 answer = await self._first_answer(connection)
         except TimeoutError:
-            raise self._start_error(f"was not ready within {timeout_s:g} s", "raise the stage's start timeout") from None
+            raise self._start_error(f"was not ready within {timeout_s:g} s", "raise --stage-init-timeout") from None
         finally:
             server.close()
         match answer:
@@ -128,16 +146,17 @@ class StageProcess:
                 raise self._start_error(f"{self._ending()} while it started")
         self._tasks += [asyncio.create_task(self._receive()), asyncio.create_task(self._watch())]
 
-    async def _fork(self, socket: str) -> None:
+    async def _fork(self, socket: str, timeout_s: float) -> None:
         spec = stage_host.HostSpec(
             stage=self.stage,
             place=Place(self.replica, self._run_dir.path, self._run_dir.run_id),
             socket=socket,
             log=self._log.path,
             server=self._run_dir.server,
-            environment=self._environment,
+            environment={stage_host.INIT_TIMEOUT_ENV: f"{timeout_s:g}", **self._environment},
             process_name=self._short,
             log_level=logging.getLevelName(logging.getLogger("omni_core").getEffectiveLevel()),
+            stream_slots=self._stream_slots,
         )
         loop = asyncio.get_running_loop()
         forked: asyncio.Future[BaseProcess] = loop.create_future()
@@ -213,9 +232,13 @@ class StageProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid or 0, signal.SIGKILL)
 
-    def dead_error(self) -> StageDeadError:
+    def fail(self, reason: str) -> None:
+        """Note that it did not become ready."""
+        self.reason, self.state = reason, StageState.DEAD
+
+    def dead_error(self, reason: str = "", hint: str = "restart the server") -> StageDeadError:
         """Return what requests that need this stage are told."""
-        return StageDeadError(f"stage {self.name} is dead: {self.reason}", hint="restart the server")
+        return StageDeadError(f"stage {self.name} is dead: {self.reason or reason}", hint=hint)
 
     def log_tail(self, lines: int = 15) -> str:
         """Return the last lines of the stage's log, ready to go behind a message."""
@@ -285,9 +308,10 @@ class StageProcess:
                 with contextlib.suppress(ServiceError):
                     self._channel.post(Shutdown())
                 await self._wait_exit(timeout_s)
-            if was is not StageState.DEAD:
+            if was is StageState.READY:
                 self._signal(signal.SIGTERM)
                 await self._wait_exit(TERM_TIMEOUT_S)
+            # One that still starts has nothing to finish, and what loads may be deaf to anything else.
             self._signal(signal.SIGKILL)
             await self._wait_exit(KILL_TIMEOUT_S)
             await asyncio.to_thread(self._process.join, 1.0)

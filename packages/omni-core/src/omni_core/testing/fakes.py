@@ -53,7 +53,12 @@ class TokenRunner(StageRunner):
     async def start(self) -> Mapping[str, Any]:
         """Become ready."""
         await asyncio.to_thread(misbehave_at_start, self.stage)
-        return {"replica": self.replica}
+        limit = self.stage.engine_args.get("max_num_seqs")
+        return {"replica": self.replica, **({"max_num_seqs": limit} if limit else {})}
+
+    def load(self) -> Mapping[str, int]:
+        """Return the number of requests that run and of the codes made."""
+        return {"held": len(self.running), "made": self.made}
 
     async def run(self, request: StageInput) -> AsyncIterator[StageOutput]:
         """Yield one code at a time."""

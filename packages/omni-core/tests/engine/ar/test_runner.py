@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,12 @@ pytestmark = [
 
 INPUT = {"custom_process_input_func": "omni_core.testing.tiny_ar:TinyInput", "engine_output_type": "latent"}
 Rows = Callable[[int], np.ndarray[Any, Any]]
+
+
+@pytest.fixture(autouse=True)
+def _collected() -> Iterator[None]:
+    yield
+    gc.collect()  # what a stopped engine leaves is collected under this module's filters, not in some later test
 
 
 @pytest.fixture

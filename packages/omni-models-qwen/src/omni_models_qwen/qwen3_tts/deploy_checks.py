@@ -10,6 +10,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from omni_core.deploy.notes import warn
 from omni_core.errors import ConfigError
 from omni_core.stage import ResolvedEdge, ResolvedStage
 from omni_models_qwen.qwen3_tts.pipeline import QWEN3_TTS_FUSED
@@ -94,8 +95,9 @@ def _check_options(stage: ResolvedStage) -> None:
 
 def _foreign(stage: ResolvedStage, key: str, where: str) -> ConfigError:
     if key == _TALKER_FIRST:
-        text = f"{key} needs two stages and cannot be used together with {_STREAM_FIRST} or alone in pipeline {stage.pipeline!r}"
-        return ConfigError(text, where=where, hint=f"set {_STREAM_FIRST} instead", param=key)
+        together = f" and cannot go together with {_STREAM_FIRST}" if _own(stage).get(_STREAM_FIRST) else ""
+        text = f"{key} needs the two stages of another pipeline{together}"
+        return ConfigError(text, where=where, hint=f"remove it; {_STREAM_FIRST} is what {stage.pipeline!r} has", param=key)
     near = difflib.get_close_matches(key, FUSED_OPTIONS, 1)
     hint = f"did you mean {near[0]}?" if near else f"the options are {', '.join(sorted(FUSED_OPTIONS))}"
     return ConfigError(f"{key!r} is not an option of pipeline {stage.pipeline!r}", where=where, hint=hint, param=key)
@@ -116,7 +118,7 @@ def _check_two_stages(stage: ResolvedStage) -> None:
         where = _place(stage, f"additional_config.{key}")
         if key in FUSED_OPTIONS - KEYS and own[key] is not False:
             raise ConfigError(
-                f"{key} belongs to the single-stage pipeline: stage {stage.name} of {stage.pipeline!r} makes codes for Code2Wav",
+                f"{key} is for the single-stage pipeline; stage {stage.name} of {stage.pipeline!r} makes codes for Code2Wav",
                 where=where,
                 hint="pass the whole profile, qwen3_tts_fused_single_gpu.yaml",
                 param=key,
@@ -132,22 +134,19 @@ def _check_two_stages(stage: ResolvedStage) -> None:
 
 def _advise(edge: ResolvedEdge) -> None:
     """Warn about options that fit each other badly (TT-15, TT-16)."""
-    where = f"connectors.{edge.connector}.extra"
-    stream = edge.stream
+    where, stream = f"connectors.{edge.connector}.extra", edge.stream
     sizes, largest = stream.get("decode_cudagraph_batch_sizes"), stream.get("decode_batch_max_size")
     if sizes and largest is not None and max(sizes) != largest:
-        logger.warning(
-            "%s: decode_batch_max_size is %s, but the largest of decode_cudagraph_batch_sizes is %s: set them alike",
-            where,
-            largest,
-            max(sizes),
+        warn(
+            f"{where}: decode_batch_max_size is {largest}, but the largest of decode_cudagraph_batch_sizes is {max(sizes)}: "
+            "set them alike"
         )
     steady = int(stream.get("codec_chunk_frames", 25))
     initial = stream.get("initial_codec_chunk_frames") or 0
     if initial > steady:
-        logger.warning("%s: initial_codec_chunk_frames %d is cut to codec_chunk_frames %d", where, initial, steady)
+        warn(f"{where}: initial_codec_chunk_frames {initial} is cut to codec_chunk_frames {steady}")
     if (ramp := stream.get("codec_chunk_ramp")) and (last := ramp_sizes(ramp)[-1]) != steady:
-        logger.warning("%s: codec_chunk_ramp ends with %d, but goes on with codec_chunk_frames %d", where, last, steady)
+        warn(f"{where}: codec_chunk_ramp ends with {last}, but goes on with codec_chunk_frames {steady}")
 
 
 def _report_first_audio(stage: ResolvedStage, edge: ResolvedEdge) -> None:

@@ -15,6 +15,8 @@ from omni_models_qwen.qwen3_tts.checkpoint import Checkpoint
 from omni_models_qwen.qwen3_tts.pipeline import QWEN3_TTS
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from omni_core.model_info import ModelInfo
 
 _TTS_ARGS = QWEN3_TTS.stages[0].extras["tts_args"]
@@ -32,8 +34,8 @@ _MAX_SEED = 2**63 - 1
 class Qwen3TTSSpeech(SpeechAdapter):
     """Check speech prompts against one Qwen3-TTS checkpoint."""
 
-    def __init__(self, model: ModelInfo) -> None:
-        super().__init__(model)
+    def __init__(self, model: ModelInfo, options: Mapping[str, Any] | None = None) -> None:
+        super().__init__(model, options)
         self.checkpoint = Checkpoint.read(model.path)
         self._codec = _codec_facts(self.checkpoint)
 
@@ -52,7 +54,7 @@ class Qwen3TTSSpeech(SpeechAdapter):
             task_types=(checkpoint.task,),
             accepts=self._accepts(),
             clones=checkpoint.task == "Base",
-            max_instructions_chars=_TTS_ARGS["max_instructions_chars"],
+            max_instructions_chars=self.options.get("tts_max_instructions_length", _TTS_ARGS["max_instructions_chars"]),
             samples_per_frame=self._codec["decode_upsample_rate"],
         )
 

@@ -91,9 +91,7 @@ def check_edges(stages: Sequence[ResolvedStage]) -> None:
             check_options(edge.stream, f"connectors.{edge.connector}.extra")
 
 
-def check_options(
-    options: Mapping[str, Any], where: str, *, keys: Collection[str] = KEYS, model: str = "Qwen3-TTS"
-) -> None:
+def check_options(options: Mapping[str, Any], where: str, *, keys: Collection[str] = KEYS, model: str = "Qwen3-TTS") -> None:
     """Check the stream options of one edge; raise ConfigError at the first that cannot be used.
 
     Args:

@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+from omni_core import envs
 from omni_core.capabilities import ModelCapabilities
 from omni_core.engine.ar import client
 from omni_core.engine.ar.checkpoint import check_checkpoint
@@ -49,7 +50,7 @@ async def launch(stage: ResolvedStage) -> Launched:
         ConfigError, DependencyError: The configuration or the model class cannot be used.
     """
     where = f"stage {stage.name}"
-    timeout = float(os.environ.get(INIT_TIMEOUT_ENV, _DEFAULT_INIT_TIMEOUT_S))
+    timeout = float(envs.read(INIT_TIMEOUT_ENV) or _DEFAULT_INIT_TIMEOUT_S)
     check_checkpoint(checkpoint_folder(stage), where=where)
     environment = engine_environment(stage)
     os.environ.update(environment)

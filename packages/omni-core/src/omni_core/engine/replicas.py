@@ -1,0 +1,281 @@
+"""A stage's replicas: their start, the choice of one for a request, their restart and their end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.context import BaseContext
+from typing import Any
+
+from omni_core.deploy.devices import replica_devices
+from omni_core.engine.devices import DeviceSet, device_set, hold
+from omni_core.engine.messages import FromHost
+from omni_core.engine.options import EngineOptions, LbPolicy
+from omni_core.engine.run_dir import RunDir
+from omni_core.engine.stage_process import StageProcess, StageState
+from omni_core.errors import OmniError, StageDeadError
+from omni_core.platforms import Platform
+from omni_core.stage import ResolvedStage
+
+logger = logging.getLogger(__name__)
+
+MAX_BACKOFF_S = 60.0
+STABLE_S = 600.0
+"""A replica that has run for so long begins its count of restarts anew."""
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """What the processes of all stages are started with."""
+
+    run_dir: RunDir
+    context: BaseContext
+    platform: Platform
+    options: EngineOptions
+    stream_slots: int = 0
+    """Requests whose chunks a stage works on at once; 0 is no limit."""
+
+
+class Replica:
+    """One copy of a stage, over the lives of its process.
+
+    Args:
+        stage: What it runs.
+        number: Which copy it is.
+        devices: Its devices.
+        launcher: How its processes start.
+        on_message: Called with each message of its present process.
+        on_death: Called when a process that was ready is gone.
+        on_ready: Called when a restart has succeeded.
+    """
+
+    def __init__(
+        self,
+        stage: ResolvedStage,
+        number: int,
+        devices: DeviceSet,
+        launcher: Launcher,
+        on_message: Callable[[StageProcess, FromHost], None],
+        on_death: Callable[[StageProcess], None],
+        on_ready: Callable[[], None],
+    ) -> None:
+        self.stage = stage
+        self.number = number
+        self.restarts = 0
+        """Restarts in all."""
+        self.reason = ""
+        """Why the last process ended, or the last restart failed."""
+        self._in_a_row = 0
+        self._devices = devices
+        self._launcher = launcher
+        self._on_message = on_message
+        self._on_death = on_death
+        self._on_ready = on_ready
+        self._ready_at = 0.0
+        self._restarting: asyncio.Task[None] | None = None
+        self.process = self._make()
+
+    def _make(self) -> StageProcess:
+        launcher = self._launcher
+        return StageProcess(
+            self.stage,
+            self.number,
+            launcher.run_dir,
+            launcher.context,
+            self._devices.environment,
+            self._on_message,
+            self._note_death,
+            stream_slots=launcher.stream_slots,
+            life=self.restarts,
+        )
+
+    @property
+    def state(self) -> StageState:
+        """Where it is in its life."""
+        if self._restarting is not None and not self._restarting.done():
+            return StageState.RESTARTING
+        return self.process.state
+
+    async def start(self) -> None:
+        """Start its process, after others on the same devices (DV-07).
+
+        Raises:
+            StageStartError: It did not become ready.
+        """
+        limit = self._launcher.options.stage_init_timeout_s
+        async with hold(self._devices.locks, limit, who=f"stage {self.process.name}"):
+            await self.process.start(limit)
+        self._ready_at = asyncio.get_running_loop().time()
+
+    async def stop(self) -> None:
+        """End its process, and a restart that is under way."""
+        if self._restarting is not None:
+            self._restarting.cancel()
+            await asyncio.gather(self._restarting, return_exceptions=True)
+        await self.process.stop()
+
+    def dead_error(self) -> StageDeadError:
+        """Return what requests that need this replica are told."""
+        if self.state is not StageState.RESTARTING:
+            return self.process.dead_error(self.reason)
+        return self.process.dead_error(self.reason, hint="it is being restarted; try again")
+
+    def health(self) -> dict[str, Any]:
+        """Return its state, load and history."""
+        process = self.process
+        return {
+            "stage_id": self.stage.stage_id,
+            "name": self.stage.topology.model_stage,
+            "replica": self.number,
+            "state": str(self.state),
+            "reason": "" if self.state is StageState.READY else process.reason or self.reason,
+            "pid": process.pid,
+            "restarts": self.restarts,
+            "in_flight": process.in_flight,
+            **process.load,
+        }
+
+    def _note_death(self, process: StageProcess) -> None:
+        self.reason = process.reason
+        now = asyncio.get_running_loop().time()
+        if now - self._ready_at > STABLE_S:
+            self._in_a_row = 0
+        policy = self.stage.restart
+        if policy.when == "on-failure" and self._in_a_row < policy.max:
+            self._restarting = asyncio.create_task(self._restart())
+        self._on_death(process)
+
+    async def _restart(self) -> None:
+        policy = self.stage.restart
+        while self._in_a_row < policy.max:
+            pause = min(MAX_BACKOFF_S, policy.backoff_s * 2**self._in_a_row)
+            self.restarts += 1
+            self._in_a_row += 1
+            logger.warning("stage %s: restart %d of %d in %g s", self.process.name, self._in_a_row, policy.max, pause)
+            await asyncio.sleep(pause)
+            await self.process.stop(0)
+            self.process = self._make()
+            try:
+                await self.start()
+            except Exception as error:  # noqa: BLE001 - whatever hinders it, the next restart may go better
+                self.reason = error.message if isinstance(error, OmniError) else repr(error)
+                self.process.fail(self.reason)
+                logger.error("stage %s: the restart failed: %s", self.process.name, self.reason)
+            else:
+                self._restarting = None
+                self._on_ready()
+                return
+        logger.error("stage %s stays dead after %d restarts", self.process.name, self._in_a_row)
+
+
+class ReplicaPool:
+    """All replicas of one stage.
+
+    Args:
+        stage: The stage.
+        launcher: How its processes start.
+        on_message: Called with each message of a replica's process.
+        on_death: Called when a process that was ready is gone.
+        on_ready: Called when a replica is ready again.
+        choice: Source of random choices.
+    """
+
+    def __init__(
+        self,
+        stage: ResolvedStage,
+        launcher: Launcher,
+        on_message: Callable[[StageProcess, FromHost], None],
+        on_death: Callable[[StageProcess], None],
+        on_ready: Callable[[], None],
+        choice: random.Random | None = None,
+    ) -> None:
+        self.stage = stage
+        self.replicas = [
+            Replica(
+                stage,
+                number,
+                device_set(launcher.platform, devices, name=stage.name),
+                launcher,
+                on_message,
+                on_death,
+                on_ready,
+            )
+            for number, devices in enumerate(replica_devices(stage))
+        ]
+        self._policy = launcher.options.lb_policy
+        self._random = choice or random.Random()
+        self._turn = 0
+
+    @property
+    def ready(self) -> list[StageProcess]:
+        """The processes that take requests."""
+        return [replica.process for replica in self.replicas if replica.state is StageState.READY]
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a further request would run at once."""
+        return any(process.has_room for process in self.ready)
+
+    @property
+    def is_restarting(self) -> bool:
+        """Whether a replica is on its way back."""
+        return any(replica.state is StageState.RESTARTING for replica in self.replicas)
+
+    def choose(self) -> StageProcess:
+        """Choose a replica for a request, by the policy, among those with room if there are any (DV-10).
+
+        Raises:
+            StageDeadError: None is ready.
+        """
+        ready = self.ready
+        if not ready:
+            raise self.dead_error()
+        candidates = [process for process in ready if process.has_room] or ready
+        match self._policy:
+            case LbPolicy.RANDOM:
+                return self._random.choice(candidates)
+            case LbPolicy.ROUND_ROBIN:
+                return self._in_turn(candidates)
+            case LbPolicy.LEAST_QUEUE_LENGTH:
+                least = min(process.in_flight for process in candidates)
+                return self._in_turn([process for process in candidates if process.in_flight == least])
+
+    def _in_turn(self, candidates: Sequence[StageProcess]) -> StageProcess:
+        # By number and not by place in the list, so that a replica with no room now does not shift the others' turns.
+        count = len(self.replicas)
+        chosen = min(candidates, key=lambda process: (process.replica - self._turn) % count)
+        self._turn = (chosen.replica + 1) % count
+        return chosen
+
+    def check(self) -> None:
+        """Raise StageDeadError if no replica is ready."""
+        if not self.ready:
+            raise self.dead_error()
+
+    def dead_error(self) -> StageDeadError:
+        """Return what requests are told when no replica is ready."""
+        hopeful = [replica for replica in self.replicas if replica.state is StageState.RESTARTING]
+        return (hopeful or self.replicas)[0].dead_error()
+
+    async def stop(self) -> None:
+        """Stop every replica."""
+        await asyncio.gather(*(replica.stop() for replica in self.replicas))
+
+
+async def start_all(replicas: Sequence[Replica]) -> None:
+    """Start replicas at once, and return when all are ready; the first failure ends the others' start.
+
+    Raises:
+        StageStartError: One did not become ready.
+    """
+    tasks = [asyncio.ensure_future(replica.start()) for replica in replicas]
+    try:
+        for task in asyncio.as_completed(tasks):
+            await task
+    finally:
+        for pending in tasks:
+            pending.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,74 @@
+"""The topology of MOSS-TTS: the talker, token by token, and the codec decoder, which keeps a state for each stream."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from omni_core.pipeline import ExecutionType, PipelineConfig, StagePipelineConfig
+
+_HANDOFF = "omni_models_moss.handoff"
+_IM_END = 151645
+
+
+def _codec(model_stage: str, *, native: bool = False) -> StagePipelineConfig:
+    return StagePipelineConfig(
+        stage_id=1,
+        model_stage=model_stage,
+        execution_type=ExecutionType.LLM_GENERATION,
+        model_arch="MossTTSCodecDecoder",
+        input_sources=(0,),
+        final_output=True,
+        final_output_type="audio",
+        engine_output_type="audio",
+        sampling_constraints={"detokenize": True},
+        supports_native_mrv2_data_plane=native,
+        retains_state_across_chunks=True,
+    )
+
+
+def _talker(
+    model_stage: str, constraints: Mapping[str, Any], *, native: bool = False, handoff: str = "talker2codec"
+) -> StagePipelineConfig:
+    return StagePipelineConfig(
+        stage_id=0,
+        model_stage=model_stage,
+        owns_tokenizer=True,
+        engine_output_type="latent",
+        custom_process_next_stage_input_func=f"{_HANDOFF}:{handoff}",
+        async_chunk_process_next_stage_input_func=f"{_HANDOFF}:{handoff}_async_chunk",
+        sampling_constraints=constraints,
+        supports_native_mrv2_data_plane=native,
+    )
+
+
+MOSS_TTS_LOCAL = PipelineConfig(
+    model_type="moss_tts_local",
+    model_arch="MossTTSLocalModel",
+    hf_architectures=("MossTTSLocalModel",),
+    default_deploy_config_name="moss_tts_local.yaml",
+    stages=(
+        _talker("moss_tts_local", {"detokenize": False, "stop_token_ids": [_IM_END]}, native=True),
+        _codec("moss_tts_local_codec", native=True),
+    ),
+)
+"""MOSS-TTS Local 1.5: twelve codes of one frame at once, 48 kHz stereo."""
+
+MOSS_TTS_DELAY = PipelineConfig(
+    model_type="moss_tts_delay",
+    model_arch="MossTTSDelayModel",
+    hf_architectures=("MossTTSDelayModel",),
+    stages=(
+        _talker("moss_tts", {"detokenize": False}, handoff="delayed_talker2codec"),
+        _codec("moss_tts_codec"),
+    ),
+)
+"""MOSS-TTS, TTSD, VoiceGenerator and SoundEffect: codebook k comes k steps late."""
+
+MOSS_TTS_REALTIME = PipelineConfig(
+    model_type="moss_tts_realtime",
+    model_arch="MossTTSRealtime",
+    hf_architectures=("MossTTSRealtime",),
+    stages=(_talker("moss_tts_realtime", {"detokenize": False}), _codec("moss_tts_realtime_codec")),
+)
+"""MOSS-TTS Realtime: text goes in while speech comes out."""

@@ -1,0 +1,77 @@
+"""The chunk policy of the edge from the talker to the codec: the keys of the connector's `extra` that are ours (MO-02)."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from omni_core.errors import ConfigError
+from omni_core.stage import ResolvedStage
+
+_NUMBERS = {
+    "codec_chunk_frames": 1,
+    "codec_left_context_frames": 0,
+    "initial_codec_chunk_frames": 0,
+    "codec_dispatch_max_rows": 1,
+    "max_inflight": 1,
+}
+"""Whole-number keys and the least value of each."""
+_SWITCHES = ("codec_streaming", "talker_first_audio")
+_WAIT = "codec_dispatch_max_wait_ms"
+KEYS = frozenset((*_NUMBERS, *_SWITCHES, _WAIT))
+
+
+@dataclass(frozen=True)
+class ChunkPolicy:
+    """How many frames go into each payload."""
+
+    steady: int = 15
+    initial: int = 1
+    """Frames of the first payload."""
+
+    @classmethod
+    def read(cls, options: Mapping[str, Any]) -> ChunkPolicy:
+        """Return the policy of an edge whose options `check_options` has accepted."""
+        steady = int(options.get("codec_chunk_frames", cls.steady))
+        initial = int(options.get("initial_codec_chunk_frames", cls.initial)) or steady
+        return cls(steady=steady, initial=min(initial, steady))
+
+    def size(self, sent: int) -> int:
+        """Return how many frames the payload after `sent` others waits for."""
+        return self.steady if sent else self.initial
+
+
+def check_edges(stages: Sequence[ResolvedStage]) -> None:
+    """Check the options of every edge.
+
+    Raises:
+        ConfigError: A key is not known or a value cannot be used (E34); the message names the connector.
+    """
+    for stage in stages:
+        for edge in stage.outputs:
+            check_options(edge.stream, f"connectors.{edge.connector}.extra")
+
+
+def check_options(options: Mapping[str, Any], where: str) -> None:
+    """Check the options of one edge; raise ConfigError at the first that cannot be used."""
+    for key, value in options.items():
+        if key not in KEYS:
+            near = difflib.get_close_matches(key, KEYS, 1)
+            hint = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(sorted(KEYS))}"
+            raise ConfigError(f"{key!r} is not an option of MOSS-TTS or of the connector", where=where, hint=hint, param=key)
+        if fault := _fault(key, value):
+            raise ConfigError(f"{key} must be {fault}, not {value!r}", where=where, hint="correct the value", param=key)
+
+
+def _fault(key: str, value: Any) -> str | None:
+    """Return what a value must be and is not."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if key in _SWITCHES:
+        return None if isinstance(value, bool) else "true or false"
+    if key == _WAIT:
+        return None if is_number and value >= 0 else "a number of milliseconds of at least 0"
+    least = _NUMBERS[key]
+    return None if is_number and isinstance(value, int) and value >= least else f"a whole number of at least {least}"

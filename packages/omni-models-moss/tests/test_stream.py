@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from omni_core.errors import ConfigError
+from omni_models_moss.stream import ChunkPolicy, check_options
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [1, 15, 15]),
+        ({"codec_chunk_frames": 4, "initial_codec_chunk_frames": 2}, [2, 4, 4]),
+        ({"codec_chunk_frames": 4, "initial_codec_chunk_frames": 9}, [4, 4, 4]),
+        ({"codec_chunk_frames": 4, "initial_codec_chunk_frames": 0}, [4, 4, 4]),
+    ],
+    ids=["default", "configured", "cut to the steady size", "off"],
+)
+def test_first_payload_may_be_smaller(options: dict[str, Any], expected: list[int]) -> None:
+    policy = ChunkPolicy.read(options)
+
+    assert [policy.size(sent) for sent in range(3)] == expected
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"codec_chunk_frames": 1, "codec_left_context_frames": 0, "initial_codec_chunk_frames": 0},
+        {"codec_dispatch_max_rows": 16, "codec_dispatch_max_wait_ms": 6},
+        {"codec_dispatch_max_wait_ms": 0.5, "codec_streaming": False, "talker_first_audio": True, "max_inflight": 2},
+    ],
+)
+def test_options_that_can_be_used_are_accepted(options: dict[str, Any]) -> None:
+    check_options(options, "here")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"codec_chunk_frames": 0}, "codec_chunk_frames must be a whole number of at least 1, not 0"),
+        ({"codec_left_context_frames": -1}, "codec_left_context_frames must be a whole number of at least 0, not -1"),
+        ({"initial_codec_chunk_frames": 1.5}, "initial_codec_chunk_frames must be a whole number of at least 0, not 1.5"),
+        ({"codec_dispatch_max_rows": True}, "codec_dispatch_max_rows must be a whole number of at least 1, not True"),
+        ({"codec_dispatch_max_wait_ms": -6}, "codec_dispatch_max_wait_ms must be a number of milliseconds"),
+        ({"codec_dispatch_max_wait_ms": float("nan")}, "codec_dispatch_max_wait_ms must be a number of milliseconds"),
+        ({"codec_streaming": "yes"}, "codec_streaming must be true or false, not 'yes'"),
+        ({"codec_dispatch_rows": 1}, "'codec_dispatch_rows' is not an option of MOSS-TTS"),
+    ],
+)
+def test_wrong_option_names_key_and_value(options: dict[str, Any], message: str) -> None:
+    """E34."""
+    with pytest.raises(ConfigError) as caught:
+        check_options(options, "here")
+
+    assert message in caught.value.message
+    assert caught.value.where == "here"

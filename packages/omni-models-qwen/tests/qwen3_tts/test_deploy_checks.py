@@ -1,0 +1,252 @@
+"""What a deployment of Qwen3-TTS must fulfil: the single stage's conditions, where options are written, what is only logged."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omni_core.errors import ConfigError
+from omni_core.stage import ResolvedPipeline
+
+Resolve = Callable[..., ResolvedPipeline]
+
+FUSED = "qwen3_tts_fused_single_gpu.yaml"
+LOGGER = "omni_models_qwen.qwen3_tts.deploy_checks"
+ANY_EXECUTOR = "distributed_executor_backend: null\n"
+"""Core itself refuses two ranks in the executor that the profile names."""
+TWO = 'devices: "0,1"'
+
+
+@pytest.fixture
+def overlay(tmp_path: Path) -> Callable[..., Path]:
+    """Write an overlay on a bundled file."""
+
+    def write(base: str, text: str) -> Path:
+        path = tmp_path / "mine.yaml"
+        path.write_text(f"base_config: {base}\n{text}")
+        return path
+
+    return write
+
+
+def extra(text: str) -> str:
+    return f"connectors: {{connector_of_shared_memory: {{extra: {{{text}}}}}}}\n"
+
+
+def options(text: str) -> str:
+    return f"stages: [{{stage_id: 0, additional_config: {{{text}}}}}]\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("model_runner: v1\n", "model_runner is v1, not v2"),
+        ("async_chunk: false\n", "async_chunk is off"),
+        (f"{ANY_EXECUTOR}stages: [{{stage_id: 0, tensor_parallel_size: 2, {TWO}}}]\n", "tensor_parallel_size is 2, not 1"),
+        (f"{ANY_EXECUTOR}pipeline_parallel_size: 2\nstages: [{{stage_id: 0, {TWO}}}]\n", "pipeline_parallel_size is 2, not 1"),
+        ("distributed_executor_backend: mp\n", "distributed_executor_backend is mp, not uni"),
+        ("enable_prefix_caching: true\n", "enable_prefix_caching is not false"),
+        ("enable_prefix_caching: null\n", "enable_prefix_caching is not false"),
+    ],
+    ids=["runner", "chunks", "tensor-parallel", "pipeline-parallel", "executor", "prefixes", "prefixes-unset"],
+)
+def test_single_stage_names_the_condition_that_is_not_met(
+    text: str, named: str, resolve: Resolve, overlay: Callable[..., Path]
+) -> None:
+    """TT-03, E30."""
+    with pytest.raises(ConfigError, match="pipeline 'qwen3_tts_fused' cannot run") as caught:
+        resolve("qwen3_tts", overlay(FUSED, text))
+
+    assert named in caught.value.message
+    assert caught.value.message.count(";") == 0
+
+
+def test_single_stage_names_all_conditions_at_once(resolve: Resolve, overlay: Callable[..., Path]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve("qwen3_tts", overlay(FUSED, "model_runner: v1\nenable_prefix_caching: true\n"), platform="xpu")
+
+    for named in ("platform is xpu", "model_runner is v1", "enable_prefix_caching"):
+        assert named in caught.value.message
+
+
+def test_executor_is_in_process_where_nobody_says_otherwise(resolve: Resolve, overlay: Callable[..., Path]) -> None:
+    (stage,) = resolve("qwen3_tts", overlay(FUSED, "distributed_executor_backend: null\n")).stages
+
+    assert "distributed_executor_backend" not in stage.engine_args
+
+
+def test_seeds_overlay_for_first_audio_of_the_single_stage_is_accepted(resolve: Resolve, overlay: Callable[..., Path]) -> None:
+    """TT-05."""
+    text = (
+        "stages:\n  - stage_id: 0\n    additional_config:\n      talker_stream_decode: true\n"
+        "      talker_stream_first_audio: true\n      ref_code_context_frames: 72\n      code_predictor_kv_cache: true\n"
+        "      code_predictor_fused_sampling: true\n      code_predictor_fused: true\n"
+    )
+
+    (stage,) = resolve("qwen3_tts", overlay(FUSED, text)).stages
+
+    assert stage.engine_args["additional_config"]["talker_stream_first_audio"] is True
+
+
+def test_single_stage_pipeline_without_its_profile_is_refused(resolve: Resolve, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("pipeline: qwen3_tts_fused\nmodel_runner: v2\nenable_prefix_caching: false\n")
+
+    with pytest.raises(ConfigError, match="needs talker_stream_decode: true") as caught:
+        resolve("qwen3_tts", path)
+
+    assert FUSED in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("talker_stream_decode: 1", "talker_stream_decode must be true or false, not 1"),
+        ("ref_code_context_frames: -1", "ref_code_context_frames must be a whole number of at least 0, not -1"),
+        ("ref_code_context_frames: 7.5", "ref_code_context_frames must be a whole number of at least 0, not 7.5"),
+        ("code_predictor_fuse: true", "'code_predictor_fuse' is not an option"),
+        ("talker_first_audio: true", "talker_first_audio needs the two stages of another pipeline"),
+    ],
+    ids=["switch", "negative", "fraction", "misspelt", "two-stage-option"],
+)
+def test_wrong_option_of_the_single_stage_is_named_with_its_place(
+    text: str, message: str, resolve: Resolve, overlay: Callable[..., Path]
+) -> None:
+    """E34."""
+    with pytest.raises(ConfigError) as caught:
+        resolve("qwen3_tts", overlay(FUSED, options(text)))
+
+    assert message in caught.value.message
+    assert "mine.yaml:2:" in caught.value.where
+
+
+def test_both_first_audio_options_of_the_single_stage_are_refused(resolve: Resolve, overlay: Callable[..., Path]) -> None:
+    """TT-06."""
+    with pytest.raises(ConfigError, match=r"talker_first_audio needs .* cannot go together with talker_stream_first_audio"):
+        resolve("qwen3_tts", overlay(FUSED, options("talker_stream_first_audio: true, talker_first_audio: true")))
+
+
+def test_options_of_the_platform_in_additional_config_are_left_alone(resolve: Resolve, overlay: Callable[..., Path]) -> None:
+    (stage,) = resolve("qwen3_tts", overlay(FUSED, options("ascend_scheduler_config: {enabled: true}"))).stages
+
+    assert stage.engine_args["additional_config"]["ascend_scheduler_config"] == {"enabled": True}
+
+
+def test_decoding_in_the_talker_of_two_stages_is_refused(resolve: Resolve, overlay: Callable[..., Path]) -> None:
+    """TT-04."""
+    with pytest.raises(ConfigError, match="talker_stream_decode is for the single-stage pipeline") as caught:
+        resolve("qwen3_tts", overlay("qwen3_tts.yaml", options("talker_stream_decode: true")))
+
+    assert "mine.yaml:2:" in caught.value.where
+    assert FUSED in caught.value.hint
+
+
+def test_both_ways_to_the_first_audio_exclude_each_other(resolve: Resolve, overlay: Callable[..., Path]) -> None:
+    """TT-06, E30."""
+    with pytest.raises(ConfigError) as caught:
+        resolve("qwen3_tts", overlay("qwen3_tts.yaml", options("talker_stream_first_audio: true")))
+
+    assert "talker_stream_first_audio" in caught.value.message
+    assert "talker_first_audio; only one" in caught.value.message
+
+
+@pytest.mark.parametrize("key", ["ref_code_context_frames: 25", "code_predictor_kv_cache: true", "talker_first_audio: true"])
+def test_option_of_the_edge_does_not_belong_to_a_stage(key: str, resolve: Resolve, overlay: Callable[..., Path]) -> None:
+    """TT-04."""
+    with pytest.raises(ConfigError, match="is an option of the edge") as caught:
+        resolve("qwen3_tts", overlay("qwen3_tts.yaml", options(key)))
+
+    assert "connectors" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("codec_chunk_frames: 0", "codec_chunk_frames must be a whole number of at least 1, not 0"),
+        ("codec_left_context_frames: -1", "codec_left_context_frames must be a whole number of at least 0, not -1"),
+        ("initial_codec_chunk_frames: 1.5", "initial_codec_chunk_frames must be a whole number"),
+        ("ref_audio_artifact_cache_max_entries: -1", "ref_audio_artifact_cache_max_entries must be"),
+        ("talker_first_audio: 1", "talker_first_audio must be true or false"),
+        ('codec_chunk_ramp: "4,x"', "codec_chunk_ramp must be a list of whole numbers"),
+        ("decode_cudagraph_batch_sizes: [0]", "decode_cudagraph_batch_sizes must be a list of whole numbers"),
+        ("talker_stream_decode: true", "'talker_stream_decode' is not an option"),
+    ],
+)
+def test_wrong_option_of_the_edge_names_key_and_value(
+    text: str, message: str, resolve: Resolve, overlay: Callable[..., Path]
+) -> None:
+    """E34, TT-15, TT-16."""
+    with pytest.raises(ConfigError) as caught:
+        resolve("qwen3_tts", overlay("qwen3_tts.yaml", extra(text)))
+
+    assert message in caught.value.message
+    assert caught.value.where == "connectors.connector_of_shared_memory.extra"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("decode_cudagraph_batch_sizes: [1, 2], decode_batch_max_size: 4", ("decode_batch_max_size is 4", "sizes is 2")),
+        ("codec_chunk_frames: 10, initial_codec_chunk_frames: 12", ("initial_codec_chunk_frames 12 is cut", "frames 10")),
+        ('codec_chunk_ramp: "4, 8, 16"', ("codec_chunk_ramp ends with 16", "codec_chunk_frames 25")),
+    ],
+    ids=["TT-16-buckets", "TT-15-initial", "TT-15-ramp"],
+)
+def test_options_that_fit_each_other_badly_are_one_warning(
+    text: str, words: tuple[str, ...], resolve: Resolve, overlay: Callable[..., Path]
+) -> None:
+    (message,) = resolve("qwen3_tts", overlay("qwen3_tts.yaml", extra(text))).warnings
+
+    assert message.startswith("connectors.connector_of_shared_memory.extra: ")
+    assert all(word in message for word in words)
+
+
+@pytest.mark.parametrize(
+    ("text", "platform", "reason"),
+    [
+        ("", "cpu", "the platform is cpu, not cuda; model_runner is v1, not v2"),
+        ("model_runner: v1\n", "cuda", "model_runner is v1, not v2"),
+        ("async_chunk: false\n", "cuda", "async_chunk is off"),
+        ("distributed_executor_backend: mp\n", "cuda", "distributed_executor_backend is mp, not uni"),
+        ("enable_prefix_caching: true\n", "cuda", "enable_prefix_caching is not false"),
+        ("", "cuda", "the talker of this version holds no decoder"),
+    ],
+    ids=["cpu", "runner", "chunks", "executor", "prefixes", "everything-is-met"],
+)
+def test_first_audio_that_falls_back_is_said_once_with_the_reason(
+    text: str,
+    platform: str,
+    reason: str,
+    resolve: Resolve,
+    overlay: Callable[..., Path],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """TT-11: a fallback, not an error."""
+    with caplog.at_level(logging.INFO, logger=LOGGER):
+        resolve("qwen3_tts", overlay("qwen3_tts.yaml", text), platform=platform)
+
+    (message,) = caplog.messages
+    assert message == f"stage 0 (qwen3_tts): Code2Wav delivers the first audio too (talker_first_audio): {reason}"
+
+
+def test_nothing_is_said_where_first_audio_is_off(
+    resolve: Resolve, overlay: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """TT-12."""
+    with caplog.at_level(logging.INFO, logger=LOGGER):
+        resolved = resolve("qwen3_tts", overlay("qwen3_tts.yaml", extra("talker_first_audio: false")))
+
+    assert resolved.stages[0].outputs[0].stream["talker_first_audio"] is False
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("key", ["codec_chunk_frame", "talker_first_audio"])
+def test_option_that_qwen3_omni_does_not_have_is_refused(key: str, resolve: Resolve, overlay: Callable[..., Path]) -> None:
+    values: dict[str, Any] = {"codec_chunk_frame": "25", "talker_first_audio": "true"}
+
+    with pytest.raises(ConfigError, match=f"'{key}' is not an option of Qwen3-Omni"):
+        resolve("qwen3_omni_moe", overlay("qwen3_omni_moe.yaml", extra(f"{key}: {values[key]}")))

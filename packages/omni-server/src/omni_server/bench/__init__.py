@@ -1,0 +1,1 @@
+"""`omni bench`: put load on a server and say how it answers."""
