@@ -37,7 +37,7 @@ def make_engine(folder: Path, architecture: str, requests: int, length: int) -> 
         topology=StagePipelineConfig(stage_id=0, model_stage="talker"),
         model=str(build_tiny_ar(folder / architecture, architecture)),
         architecture=architecture,
-        architecture_target=None if architecture == "Qwen3ForCausalLM" else f"omni_core.testing.tiny_ar:{architecture}",
+        architecture_target=None if architecture == "LlamaForCausalLM" else f"omni_core.testing.tiny_ar:{architecture}",
         runner="",
         engine_args={
             "max_model_len": length,
@@ -46,7 +46,7 @@ def make_engine(folder: Path, architecture: str, requests: int, length: int) -> 
             "enable_prefix_caching": False,
             "kv_cache_memory_bytes": 64 << 20,
         }
-        if architecture == "Qwen3ForCausalLM"
+        if architecture == "LlamaForCausalLM"
         else {"max_model_len": length, "max_num_seqs": requests, "dtype": "float32", "kv_cache_memory_bytes": 64 << 20},
     )
     return InProcessEngine(stage)
@@ -72,7 +72,7 @@ def time_steps(engine: InProcessEngine, requests: int, steps: int, tag: str) -> 
 
 def measure(folder: Path, requests: int, rounds: int, steps: int) -> dict[str, Any]:
     length = PROMPT + steps + 32
-    plain = make_engine(folder, "Qwen3ForCausalLM", requests, length)
+    plain = make_engine(folder, "LlamaForCausalLM", requests, length)
     talker = make_engine(folder, "TinyBareTalker", requests, length)
     seconds: dict[str, list[float]] = {"plain": [], "talker": []}
     for number in range(-1, rounds):

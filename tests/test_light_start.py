@@ -29,7 +29,19 @@ def _heavy_modules_after(code: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["--version"], ["plugins"], ["plugins", "--json"], ["pipelines"], ["serve", "--help"], ["tiny", "--help"]],
+    [
+        ["--help"],
+        ["--version"],
+        ["plugins"],
+        ["plugins", "--json"],
+        ["pipelines"],
+        ["serve", "--help"],
+        ["bench", "serve", "--help"],
+        ["tiny", "--help"],
+        ["config", "--help"],
+        ["config", "schema"],
+        ["config", "lint", "qwen3_tts.yaml"],
+    ],
     ids=" ".join,
 )
 def test_a_command_that_only_looks_loads_nothing_heavy(arguments: list[str]) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 INTERRUPTED = 130
-_BROUGHT_BY = {"serve": "omni-server"}
+_BROUGHT_BY = {"serve": "omni-server", "bench": "omni-server"}
 """Commands of first-party packages, for messages where such a package is not installed."""
 
 

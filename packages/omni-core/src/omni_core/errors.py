@@ -4,7 +4,8 @@
     ├── ConfigError                 2, 400   a flag, a deploy file, a plugin's declaration
     ├── DependencyError             3, 500   a package or plugin that is not there or cannot be used
     ├── RequestError                1, 400   a request that can never work as it is
-    │   └── NotFoundError           1, 404   it names something that does not exist
+    │   ├── NotFoundError           1, 404   it names something that does not exist
+    │   └── UnsupportedError        1, 501   this deployment cannot do it
     └── ServiceError                1, 500   the server's fault
         ├── StageStartError         1, 500   a stage did not become ready
         ├── StageDeadError          1, 503   a stage's process is gone
@@ -79,6 +80,13 @@ class NotFoundError(RequestError):
     http_type = "not_found_error"
 
 
+class UnsupportedError(RequestError):
+    """Report a request for what this deployment cannot do: its platform, a stage's engine or the model lacks it."""
+
+    http_status = 501
+    http_type = "not_implemented_error"
+
+
 class ServiceError(OmniError):
     """Report a failure of the server itself."""
 
@@ -123,6 +131,7 @@ ERROR_CLASSES: dict[str, type[OmniError]] = {
         DependencyError,
         RequestError,
         NotFoundError,
+        UnsupportedError,
         ServiceError,
         StageStartError,
         StageDeadError,

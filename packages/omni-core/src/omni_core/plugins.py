@@ -324,9 +324,7 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _entry_points(
-    installed: metadata.EntryPoints, group: str
-) -> list[tuple[metadata.Distribution, list[metadata.EntryPoint]]]:
+def _entry_points(installed: metadata.EntryPoints, group: str) -> list[tuple[metadata.Distribution, list[metadata.EntryPoint]]]:
     """Return each distribution with its entry points of a group, sorted; of two installations the first on the path counts."""
     found: dict[str, tuple[metadata.Distribution, list[metadata.EntryPoint]]] = {}
     for entry in installed.select(group=group):

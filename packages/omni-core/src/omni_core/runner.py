@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from omni_core.errors import UnsupportedError
+
 if TYPE_CHECKING:
     from omni_core.payload import Payload
     from omni_core.stage import ResolvedStage
@@ -86,6 +88,18 @@ class StageRunner(ABC):
     async def check(self) -> None:
         """Raise StageDeadError if the engine cannot work any more."""
         return
+
+    async def call(self, method: str, arguments: Mapping[str, Any]) -> Any:
+        """Do something for an operator and return what msgpack can carry.
+
+        Called for one call after the other, beside running requests; cancelled when a call's time is over. The methods and
+        their arguments are those of `omni_core.operations`; a runner answers those that it knows.
+
+        Raises:
+            UnsupportedError: It cannot do that.
+            RequestError: The arguments cannot be used, or not now.
+        """
+        raise UnsupportedError(f"this stage cannot {method}", where=f"stage {self.stage.name}")
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from omni_core.deploy.engine_names import ENGINE_ARG_NAMES
 from omni_core.deploy.keys import PIPELINE_WIDE
 from omni_core.deploy.reader import MAX_BYTES, read_deploy_file
 from omni_core.deploy.schema import ConnectorSpec, DeployConfig, DuplexSession, StageDeployConfig
@@ -25,6 +26,8 @@ FUZZ = settings(
     max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 
+ARGUMENTS = sorted(ENGINE_ARG_NAMES - {"model", "revision"})
+"""Without those that would look for a checkpoint."""
 SCALARS = (
     st.none()
     | st.booleans()
@@ -40,7 +43,7 @@ VALUES = st.recursive(
 
 
 def mapping(fields: Any, values: Any = VALUES) -> Any:
-    names = st.sampled_from(sorted(fields)) | st.text(max_size=4)
+    names = st.sampled_from(sorted(fields)) | st.text(max_size=4) | st.sampled_from(ARGUMENTS)
     return st.dictionaries(names, values, max_size=5)
 
 
@@ -104,7 +107,7 @@ def test_any_document_resolves_or_is_refused(deployments: Any, document: dict[st
 @FUZZ
 @given(
     flags=st.dictionaries(
-        st.sampled_from([*StageDeployConfig.model_fields, *DeployConfig.model_fields, "set", "tokenizer", "seed", "x"])
+        st.sampled_from([*StageDeployConfig.model_fields, *DeployConfig.model_fields, *ARGUMENTS, "set", "x"])
         | st.integers(0, 2).map(lambda stage: f"stage_{stage}_max_num_seqs"),
         VALUES,
         max_size=3,

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -33,44 +33,10 @@ from omni_core.platforms import Platform
 from omni_core.request import OmniOutput, OmniRequest
 from omni_core.testing.fakes import SAMPLE_RATE, make_audio
 from omni_core.testing.pipelines import fake_pipeline
+from omni_core.testing.running import audio, collect, loads, request, running, until_empty
 from omni_core.testing.waiting import all_gone, async_wait_until
 
 pytestmark = pytest.mark.anyio
-
-
-@contextlib.asynccontextmanager
-async def running(limits: EngineOptions | None = None, **options: Any) -> AsyncIterator[Orchestrator]:
-    orchestrator = Orchestrator(fake_pipeline(**options), limits)
-    await orchestrator.start()
-    try:
-        yield orchestrator
-    finally:
-        await orchestrator.stop(0)
-        assert not os.path.exists(orchestrator.run_dir or "")
-
-
-def request(seed: int = 1, count: int = 10, *, name: str | None = None, timeout_s: float = 60.0, **inputs: Any) -> OmniRequest:
-    return OmniRequest(name or f"r{seed}", {"seed": seed, "count": count, **inputs}, timeout_s=timeout_s)
-
-
-async def collect(orchestrator: Orchestrator, what: OmniRequest) -> list[OmniOutput]:
-    return [output async for output in orchestrator.submit(what)]
-
-
-def audio(outputs: list[OmniOutput]) -> np.ndarray[Any, Any]:
-    return np.concatenate([output.data for output in outputs if output.type == "audio"])
-
-
-def load(orchestrator: Orchestrator) -> list[int]:
-    """Requests in each stage's process, by its last heartbeat."""
-    return [stage.get("requests", -1) for stage in orchestrator.health()["stages"]]
-
-
-async def until_empty(orchestrator: Orchestrator) -> None:
-    await async_wait_until(lambda: orchestrator.health()["requests"] == 0, "the orchestrator to forget the requests")
-    await async_wait_until(lambda: load(orchestrator) == [0] * len(load(orchestrator)), "the stages to forget the requests")
-    run_dir = Path(orchestrator.run_dir or "")
-    await async_wait_until(lambda: not list(run_dir.glob("*.pa*")), "payloads to be freed")
 
 
 @pytest.mark.parametrize("async_chunk", [True, False], ids=["chunks", "whole"])
@@ -371,7 +337,7 @@ async def test_other_replica_goes_on_when_one_dies() -> None:
     """B09."""
     async with running(EngineOptions(lb_policy=LbPolicy.ROUND_ROBIN), replicas={1: 2}) as orchestrator:
         tasks = [asyncio.create_task(collect(orchestrator, request(n, 400, step_s=0.01))) for n in range(4)]
-        await async_wait_until(lambda: load(orchestrator)[1:] == [2, 2], "requests on both replicas")
+        await async_wait_until(lambda: loads(orchestrator)[1:] == [2, 2], "requests on both replicas")
 
         os.kill(orchestrator.health()["stages"][1]["pid"], signal.SIGKILL)
         results = await asyncio.gather(*tasks, return_exceptions=True)

@@ -223,7 +223,7 @@ def _(symbol: Any) -> None:
 @contract("ModelRegistry")
 def _(symbol: Any) -> None:
     assert parameters(symbol.register_model) == ["model_arch", "model_cls"]
-    assert "Qwen3ForCausalLM" in symbol.models
+    assert "LlamaForCausalLM" in symbol.models
 
 
 @contract("DefaultModelState")
@@ -285,7 +285,7 @@ def _(symbol: Any) -> None:
     assert "sample_hidden_states" in body(symbol.execute_model)
 
 
-@contract("Qwen3ForCausalLM")
+@contract("LlamaForCausalLM")
 def _(symbol: Any) -> None:
     assert parameters(symbol.embed_input_ids) == ["self", "input_ids"]
     assert parameters(symbol.compute_logits) == ["self", "hidden_states"]

@@ -18,7 +18,6 @@ from omni_server.bench.plan import Job
 
 SERVER = """
 import argparse, sys
-from omni_core.logs import setup_logging
 from omni_server.fake_engine import FakeEngine
 from omni_server.serve import ServeCommand
 

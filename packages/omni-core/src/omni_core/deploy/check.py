@@ -9,7 +9,6 @@ from pydantic import BaseModel, ValidationError
 from omni_core.deploy.tree import Node
 from omni_core.errors import ConfigError
 
-
 _YAML_1_1 = {"yes", "no", "on", "off", "y", "n"}
 """What older YAML took for true and false."""
 

@@ -6,22 +6,34 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from omni_core.deploy.denoising import sequence_parallel_size
 from omni_core.errors import ConfigError
 from omni_core.pipeline import StagePipelineConfig
 from omni_core.stage import ResolvedStage, Source
 
 
 def world_size(engine_args: Mapping[str, Any]) -> int:
-    """Return how many ranks of one replica run on this host: tensor x local data x pipeline parallel sizes (DV-01)."""
+    """Return how many ranks of one replica run on this host (DV-01).
+
+    They are tensor x local data x pipeline parallel sizes; for a stage that denoises also x sequence x guidance, or its shards.
+    """
     return math.prod(_factors(engine_args).values())
 
 
 def _factors(engine_args: Mapping[str, Any]) -> dict[str, int]:
+    """Return the factors of the ranks; those that only stages which denoise have are there where they are set."""
+    shards = engine_args.get("hsdp_shard_size")
+    if engine_args.get("use_hsdp") and shards is not None and shards > 0:
+        return {"hsdp_shard_size": shards, "hsdp_replicate_size": engine_args.get("hsdp_replicate_size") or 1}
+    sequence = sequence_parallel_size(engine_args)
+    guidance = engine_args.get("cfg_parallel_size") or 1
     local = engine_args.get("data_parallel_size_local")
     return {
         "tensor_parallel_size": engine_args.get("tensor_parallel_size") or 1,
         "data_parallel_size": (engine_args.get("data_parallel_size") or 1) if local is None else local,
         "pipeline_parallel_size": engine_args.get("pipeline_parallel_size") or 1,
+        **({"sequence_parallel_size": sequence} if sequence > 1 else {}),
+        **({"cfg_parallel_size": guidance} if guidance > 1 else {}),
     }
 
 
@@ -72,7 +84,7 @@ def check_devices(
 def _device_hint(
     stage: StagePipelineConfig, ids: list[str], replicas: int, factors: Mapping[str, int], sources: Mapping[str, Source]
 ) -> str:
-    size = factors["tensor_parallel_size"]
+    size = factors.get("tensor_parallel_size", 1)
     rest = math.prod(factors.values()) // size
     hint = "change devices or the parallel sizes"
     if size > 1 and len(ids) in {rest, rest * replicas}:

@@ -98,7 +98,7 @@ def lay(
         entry = entries.get(number) if entries is not None else None
         flags = _without_tokenizer(stage_flags[number], entry)
         above = [flags, sampling.get(number), line.assigned.stages.get(number), overrides.get(number)]
-        stages[number] = stage_fields(stage, deploy, *above)
+        stages[number] = stage_fields(stage, pipeline, deploy, *above)
     return Plan(pipeline, deploy, stages)
 
 

@@ -26,15 +26,17 @@ def apply_platform(deploy: Node, platform: Platform, pipeline: PipelineConfig, m
     """
     sections = deploy.get("platforms")
     tree = deploy.with_items({key: node for key, node in deploy.items() if key != "platforms"})
+    offered = {entry.name for _, entries in manager.collect("omni_platforms") for entry in entries}
+    known = sorted({*KNOWN, *offered, platform.name})
     for name, section in sections.items() if sections is not None else ():
-        if str(name) not in {*KNOWN, platform.name}:
-            guess = did_you_mean(name, KNOWN)
+        if str(name) not in known:
+            guess = did_you_mean(name, known)
             warn(f"{section.key_place}: no platform here is called {name}" + (f" ({guess})" if guess else ""))
         if name == platform.name and section.is_mapping:
             tree = merge(tree, section.with_layer("platform"))
     offers = manager.collect("omni_platform_overrides", platform=platform, pipeline=pipeline)
     for distribution, fragment in reversed(offers):
-        offered = check_document_keys(from_plain(fragment, Source("platform", f"plugin {distribution}")))
-        check_types(PlatformSection, offered)
-        tree = merge(tree, normalise(offered))
+        added = check_document_keys(from_plain(fragment, Source("platform", f"plugin {distribution}")))
+        check_types(PlatformSection, added)
+        tree = merge(tree, normalise(added))
     return settle(tree)

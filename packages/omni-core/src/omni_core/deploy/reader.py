@@ -117,7 +117,9 @@ def _compose(text: str, label: str) -> yaml.Node | None:
         mark = error.problem_mark or error.context_mark
         where = f"{label}:{mark.line + 1}:{mark.column + 1}" if mark else label
         problem = error.problem or error.context
-        raise ConfigError(f"this is not valid YAML: {problem}", where=where, hint=_syntax_hint(str(problem), text, mark)) from error
+        raise ConfigError(
+            f"this is not valid YAML: {problem}", where=where, hint=_syntax_hint(str(problem), text, mark)
+        ) from error
     except (yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"this is not valid YAML: {error}", where=label, hint="correct it") from error
 

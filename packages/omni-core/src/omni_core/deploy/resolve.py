@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from omni_core.deploy.connectors import resolve_edges
+from omni_core.deploy.denoising import check_denoising
 from omni_core.deploy.devices import check_devices
 from omni_core.deploy.duplex import DuplexPlan, read_settings, resolve_duplex
 from omni_core.deploy.files import Bundle, Deployment, read_bundled, read_deployment
@@ -166,6 +167,7 @@ class _Resolver:
         plan, stage_id = self._plan, topology.stage_id
         fields = plan.stages[stage_id]
         values = resolve_values(topology, fields)
+        check_denoising(topology, values.engine_args, values.provenance.sources)
         check_devices(topology, values.devices, values.num_replicas, values.engine_args, values.provenance.sources)
         for text in check_stage(topology, values, platform=self._platform.name):
             warn(text)

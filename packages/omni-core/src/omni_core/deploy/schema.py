@@ -86,6 +86,8 @@ class EngineFields(Strict):
 
     tensor_parallel_size: Positive | None = None
     """Devices among which each layer is split."""
+    data_parallel_size_local: NotNegative | None = None
+    """Data-parallel ranks on this host; by default all of `data_parallel_size`."""
     enable_expert_parallel: bool | None = None
     """Split experts among devices."""
     gpu_memory_utilization: Annotated[float | None, Field(gt=0, le=1)] = None
@@ -150,7 +152,30 @@ class EngineFields(Strict):
     """Options of the model."""
 
 
-class StageDeployConfig(DiffusionFields, EngineFields, PlacementFields):
+class PipelineWideFields(Strict):
+    """Top-level fields that apply to every stage which does not set its own value."""
+
+    trust_remote_code: bool | None = None
+    """Trust code that comes with the checkpoint."""
+    distributed_executor_backend: str | None = None
+    """How the workers of a stage run: uni, mp, ray, external_launcher."""
+    dtype: str | None = None
+    """Type of the weights and activations."""
+    quantization: str | None = None
+    """Quantization method."""
+    enable_prefix_caching: bool | None = None
+    """Reuse the KV cache of equal prefixes."""
+    enable_chunked_prefill: bool | None = None
+    """Split long prompts over several steps."""
+    data_parallel_size: Positive | None = None
+    """Data-parallel ranks."""
+    pipeline_parallel_size: Positive | None = None
+    """Pipeline-parallel ranks."""
+    weight_transfer_config: dict[str, Any] | None = None
+    """How new weights arrive while the engine runs."""
+
+
+class StageDeployConfig(DiffusionFields, PipelineWideFields, EngineFields, PlacementFields):
     """One entry of `stages`."""
 
     stage_id: Annotated[int | None, Field(ge=0)] = None
@@ -179,29 +204,6 @@ class ConnectorSpec(Strict):
     """Class of the connector, such as SharedMemoryConnector. Required once all files are merged."""
     extra: dict[str, Any] | None = None
     """Options of the connector, and the chunk policy of edges that use it."""
-
-
-class PipelineWideFields(Strict):
-    """Top-level fields that apply to every stage which does not set its own value."""
-
-    trust_remote_code: bool | None = None
-    """Trust code that comes with the checkpoint."""
-    distributed_executor_backend: str | None = None
-    """How the workers of a stage run: uni, mp, ray, external_launcher."""
-    dtype: str | None = None
-    """Type of the weights and activations."""
-    quantization: str | None = None
-    """Quantization method."""
-    enable_prefix_caching: bool | None = None
-    """Reuse the KV cache of equal prefixes."""
-    enable_chunked_prefill: bool | None = None
-    """Split long prompts over several steps."""
-    data_parallel_size: Positive | None = None
-    """Data-parallel ranks."""
-    pipeline_parallel_size: Positive | None = None
-    """Pipeline-parallel ranks."""
-    weight_transfer_config: dict[str, Any] | None = None
-    """How new weights arrive while the engine runs."""
 
 
 class DeployFields(RestartFields, PipelineWideFields):

@@ -13,13 +13,13 @@ from omni_core.deploy.provenance import Provenance
 from omni_core.deploy.schema import StageDeployConfig
 from omni_core.deploy.tree import Key, Node, empty, from_plain
 from omni_core.errors import ConfigError
-from omni_core.pipeline import StagePipelineConfig
+from omni_core.pipeline import ExecutionType, PipelineConfig, StagePipelineConfig
 from omni_core.sampling import apply_constraints, check_sampling
 from omni_core.stage import RestartPolicy, Source
 
 
-def stage_fields(stage: StagePipelineConfig, deploy: Node, *above: Node | None) -> Node:
-    """Return a stage's fields: pipeline-wide ones, its entry, and the layers above (PR-01, DY-05).
+def stage_fields(stage: StagePipelineConfig, pipeline: PipelineConfig, deploy: Node, *above: Node | None) -> Node:
+    """Return a stage's fields: what follows from the topology, pipeline-wide ones, its entry, the layers above (PR-01, DY-05).
 
     Raises:
         ConfigError: The stage does not own a field of its entry (SF-03), or a value is wrong.
@@ -31,9 +31,23 @@ def stage_fields(stage: StagePipelineConfig, deploy: Node, *above: Node | None) 
     layers = [layer for layer in (entry, *above) if layer is not None]
     for layer in layers:
         check_ownership(stage, layer)
-    fields = settle(merge_all([Node(dict(wide), Source("base")), *layers]))
+    fields = settle(merge_all([_derived(stage, pipeline), Node(dict(wide), Source("base")), *layers]))
     check_types(StageDeployConfig, fields, name=f"stages.{stage.stage_id}.")
     return fields
+
+
+def _derived(stage: StagePipelineConfig, pipeline: PipelineConfig) -> Node:
+    """Return the defaults that follow from the topology, as far as an engine here needs them (SP-03).
+
+    vLLM measures the memory of multimodal inputs at start; a stage that gets none, in a pipeline where another one does, has
+    nothing to measure. The AR engine itself chooses asynchronous scheduling, and stages of the type LLM_GENERATION have no KV
+    cache here.
+    """
+    source = Source("pipeline", f"stage {stage.stage_id} ({stage.model_stage})")
+    some = any(other.requires_multimodal_data for other in pipeline.stages)
+    if stage.execution_type is ExecutionType.LLM_AR and some and not stage.requires_multimodal_data:
+        return Node({"skip_mm_profiling": Node(True, source)}, source)
+    return empty(source)
 
 
 @dataclass
@@ -76,6 +90,7 @@ def resolve_values(stage: StagePipelineConfig, fields: Node) -> StageValues:
         provenance.record(name, node)
     values = {name: node.plain() for name, node in placement.items()}
     env = {name: value for name, value in (values.get("env") or {}).items() if value is not None}
+    _check_environment(env, provenance)
     return StageValues(
         arguments,
         sampling,
@@ -93,6 +108,18 @@ def _restart(fields: Node, provenance: Provenance) -> RestartPolicy:
     for name, node in found.items():
         provenance.record(name, node)
     return RestartPolicy(**{names[name]: node.value for name, node in found.items() if node.value is not None})
+
+
+def _check_environment(env: Mapping[str, str], provenance: Provenance) -> None:
+    """Check that an environment can hold these variables; the operating system would refuse them without a place."""
+    for name, value in env.items():
+        if not name or "=" in name or "\0" in name + value:
+            raise ConfigError(
+                f"{name!r} cannot be a variable of an environment with the value {value!r}",
+                where=provenance.sources[f"env.{name}"].place,
+                hint="correct the name",
+                param="env",
+            )
 
 
 def _placement(fields: Node) -> dict[str, Node]:

@@ -92,6 +92,16 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
     request_id: str
 
 
+class Call(msgspec.Struct, frozen=True, tag=True):
+    """Ask the stage's runner to do something for an operator; see `control`."""
+
+    call_id: int
+    method: str
+    arguments: dict[str, Any]
+    timeout_s: float
+    """Seconds after which it is given up."""
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """Stop the engine and leave."""
 
@@ -164,5 +174,13 @@ class Progress(msgspec.Struct, frozen=True, tag=True):
     request_ids: list[str]
 
 
-ToHost = Open | Push | Consumed | Abort | Shutdown
-FromHost = Ready | StartFailed | Chunk | Output | Failure | Died | Consumed | Heartbeat | Progress
+class Reply(msgspec.Struct, frozen=True, tag=True):
+    """Answer a call: with what it returned, or with why it failed."""
+
+    call_id: int
+    result: Any = None
+    fault: Fault | None = None
+
+
+ToHost = Open | Push | Consumed | Abort | Call | Shutdown
+FromHost = Ready | StartFailed | Chunk | Output | Failure | Died | Consumed | Heartbeat | Progress | Reply

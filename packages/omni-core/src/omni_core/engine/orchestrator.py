@@ -16,8 +16,9 @@ from typing import Any
 from omni_core.engine import fork_server
 from omni_core.engine.admission import Admission
 from omni_core.engine.channel import MAX_MESSAGE_BYTES
+from omni_core.engine.control import Control
 from omni_core.engine.flight import Flight
-from omni_core.engine.messages import READER, Abort, Chunk, Consumed, Died, Failure, FromHost, Open, Output, Progress, Push
+from omni_core.engine.messages import READER, Abort, Chunk, Consumed, Died, Failure, FromHost, Open, Output, Progress, Push, Reply
 from omni_core.engine.options import EngineOptions
 from omni_core.engine.outputs import typed_output
 from omni_core.engine.replicas import Launcher, Replica, ReplicaPool, start_all
@@ -62,6 +63,8 @@ class Orchestrator:
         self._pools: dict[int, ReplicaPool] = {}
         self._admission = Admission(self._pools, self.options, self._begin, self._end)
         self._flights: dict[str, Flight] = {}
+        self.control = Control(self._pools)
+        """Calls of operators to stages."""
         self._numbers = itertools.count()
         self._accepting = False
         self._idle = asyncio.Event()
@@ -106,6 +109,7 @@ class Orchestrator:
     async def stop(self, drain_timeout_s: float = DRAIN_TIMEOUT_S) -> None:
         """Let running requests finish for a while, end the others, stop every stage. May be called twice."""
         self._accepting = False
+        self.control.close()
         try:
             async with asyncio.timeout(drain_timeout_s):
                 await self._idle.wait()
@@ -253,6 +257,8 @@ class Orchestrator:
         if flight.ended or limit is None:
             return
         loop = asyncio.get_running_loop()
+        if self.control.paused:
+            flight.moved = loop.time()
         idle_s = flight.idle_s(loop.time())
         if idle_s < limit:
             flight.set_timer("stall", loop.call_later(limit - idle_s, self._watch, flight))
@@ -283,6 +289,9 @@ class Orchestrator:
         now = asyncio.get_running_loop().time()
         if isinstance(message, Died):
             process.kill(message.fault.message)
+            return
+        if isinstance(message, Reply):
+            self.control.take(process, message)
             return
         if isinstance(message, Progress):
             for request_id in message.request_ids:
@@ -338,6 +347,7 @@ class Orchestrator:
 
     def _note_death(self, process: StageProcess) -> None:
         """End the requests that a dead process knew, and those that need its stage while none of its replicas is ready."""
+        self.control.note_death(process)
         stage_id = process.stage.stage_id
         pool = self._pools[stage_id]
         survivors = bool(pool.ready)

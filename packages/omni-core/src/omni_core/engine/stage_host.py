@@ -13,11 +13,13 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from omni_core.engine.call_desk import CallDesk
 from omni_core.engine.channel import Channel, connect
 from omni_core.engine.edge import HandOver, Inlet, Outlet, Place, Window
 from omni_core.engine.messages import (
     READER,
     Abort,
+    Call,
     Consumed,
     Died,
     Failure,
@@ -176,6 +178,7 @@ class StageHost:
         self._stopping = asyncio.Event()
         self._fatal: Fault | None = None
         self._aborts: set[asyncio.Task[None]] = set()
+        self._calls = CallDesk(runner, self._where, self._send)
 
     async def start(self) -> Mapping[str, Any]:
         """Load the model and build the sending connectors; return the runner's facts."""
@@ -191,6 +194,7 @@ class StageHost:
         await self._stopping.wait()
         for helper in helpers:
             helper.cancel()
+        self._calls.close()
         for request_id in list(self.requests):
             self._forget(request_id)
         if self._fatal is not None:
@@ -231,6 +235,8 @@ class StageHost:
                 self._acknowledge(message)
             case Abort():
                 self._forget(message.request_id)
+            case Call():
+                self._calls.take(message)
             case Shutdown():
                 self._stopping.set()
 
@@ -374,9 +380,7 @@ class StageHost:
 
     def _forget(self, request_id: str) -> None:
         request = self.requests.pop(request_id, None)
-        if request is None:
-            return
-        if request.done:
+        if request is None or request.done:
             return
         current = asyncio.current_task()
         for task in request.tasks:

@@ -49,7 +49,7 @@ TOUCHED: dict[str, Touched] = {
         "vllm.v1.engine.async_llm",
         why="runs one engine core and feeds it",
         why_not_elsewhere="scheduling, batching and the KV cache are what we use vLLM for",
-        scope="from_vllm_config, add_request, abort, errored, shutdown, output_processor, engine_core, get_supported_tasks",
+        scope="from_vllm_config, add_request, abort, errored, shutdown, output_processor, output_handler, engine_core, get_supported_tasks",
         breaks="add_request no longer returning the request's output collector",
         goes_away="never; it is public, except output_processor (see OutputProcessor)",
     ),
@@ -166,8 +166,8 @@ TOUCHED: dict[str, Touched] = {
         breaks="register_model not taking a class or 'module:Class'",
         goes_away="never; it is public",
     ),
-    "Qwen3ForCausalLM": Touched(
-        "vllm.model_executor.models.qwen3",
+    "LlamaForCausalLM": Touched(
+        "vllm.model_executor.models.llama",
         why="the backbone of the tests' tiny talker",
         why_not_elsewhere="the engine is tested on a model that vLLM itself runs",
         scope="omni_core.testing only",

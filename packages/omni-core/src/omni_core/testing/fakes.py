@@ -27,9 +27,11 @@ SAMPLES_PER_CODE = 4
 
 
 def misbehave_at_start(stage: ResolvedStage) -> None:
-    """Do what `engine_args` asks for while a stage starts: `sleep_s`, `fail`, `fail_config`, `exit_code`."""
+    """Do what `engine_args` says at a start: `sleep_s`, `fail`, `fail_if` (a file is there), `fail_config`, `exit_code`."""
     args = stage.engine_args
     time.sleep(float(args.get("sleep_s", 0)))
+    if Path(args.get("fail_if", "/no/file")).exists():
+        raise ValueError(f"{args['fail_if']} is there")
     if "fail" in args:
         raise ValueError(str(args["fail"]))
     if "fail_config" in args:
@@ -53,8 +55,10 @@ class TokenRunner(StageRunner):
     async def start(self) -> Mapping[str, Any]:
         """Become ready."""
         await asyncio.to_thread(misbehave_at_start, self.stage)
-        limit = self.stage.engine_args.get("max_num_seqs")
-        return {"replica": self.replica, **({"max_num_seqs": limit} if limit else {})}
+        args = self.stage.engine_args
+        told = {name: os.environ.get(name) for name in args.get("tell_env", ())}
+        limit = {"max_num_seqs": args["max_num_seqs"]} if "max_num_seqs" in args else {}
+        return {"replica": self.replica, **told, **limit}
 
     def load(self) -> Mapping[str, int]:
         """Return the number of requests that run and of the codes made."""

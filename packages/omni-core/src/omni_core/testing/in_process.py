@@ -38,9 +38,13 @@ class InProcessEngine:
         self.frames: dict[str, list[np.ndarray[Any, Any]]] = {}
         self.reasons: dict[str, str] = {}
 
-    def add(self, name: str, inputs: Payload, prompt_len: int = 6, mtp: Any = None, **sampling: Any) -> None:
+    def add(
+        self, name: str, inputs: Payload, prompt_len: int = 6, mtp: Any = None, limit: int | None = None, **sampling: Any
+    ) -> None:
         """Add a request under a name."""
         extra: dict[str, Any] = {KEY: {"inputs": encode_payload(inputs), "gated": self.gated}}
+        if limit is not None:
+            extra[KEY]["limit"] = limit
         if mtp is not None:
             extra["mtp"] = mtp
         values = {"temperature": 0.0, "max_tokens": 16, "ignore_eos": True, "detokenize": False, **sampling}
@@ -49,9 +53,9 @@ class InProcessEngine:
         )
         self.frames[name] = []
 
-    def push(self, name: str, rows: Any, final: bool = False) -> None:
-        """Push rows to a request."""
-        self.engine.engine_core.add_request(client.push_request(self.ids[name], rows, final))
+    def push(self, name: str, rows: Any, final: bool = False, limit: int | None = None) -> None:
+        """Push rows or a limit to a request."""
+        self.engine.engine_core.add_request(client.push_request(self.ids[name], rows, final, limit))
 
     def abort(self, name: str) -> None:
         """Abort a request."""

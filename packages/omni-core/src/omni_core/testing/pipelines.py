@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from omni_core.pipeline import ExecutionType, PipelineConfig, StagePipelineConfig
-from omni_core.stage import ResolvedEdge, ResolvedPipeline, ResolvedStage
+from omni_core.stage import ResolvedEdge, ResolvedPipeline, ResolvedStage, RestartPolicy
 
 _FAKES = "omni_core.testing.fakes"
 LIGHT_RUNNER = "omni_core.engine.light_runner:LightRunner"
@@ -40,6 +40,9 @@ def fake_pipeline(
     stream: Mapping[str, Any] | None = None,
     hand_over: str | None = None,
     env: Mapping[str, str] | None = None,
+    restart: RestartPolicy | None = None,
+    devices: Mapping[int, str] | None = None,
+    values: Mapping[str, Any] | None = None,
 ) -> ResolvedPipeline:
     """Return a talker and a vocoder, ready to start.
 
@@ -52,6 +55,9 @@ def fake_pipeline(
         stream: Stream policy of the edge.
         hand_over: Target of the hand-over function of both kinds.
         env: Environment of both stages.
+        restart: Restart policy of both stages.
+        devices: Devices of a stage.
+        values: Deploy-level values, such as `active_stream_window`.
     """
     talker = replace(TALKER, final_output=text_output)
     if hand_over is not None:
@@ -75,10 +81,19 @@ def fake_pipeline(
                 runner=f"{_FAKES}:TokenRunner" if stage_id == 0 else LIGHT_RUNNER,
                 async_chunk=async_chunk,
                 num_replicas=(replicas or {}).get(stage_id, 1),
+                restart=restart or RestartPolicy(),
+                devices=(devices or {}).get(stage_id),
                 env=dict(env or {}),
                 engine_args=dict((engine_args or {}).get(stage_id, {})),
                 inputs=(edge,) if stage_id == 1 else (),
                 outputs=(edge,) if stage_id == 0 else (),
             )
         )
-    return ResolvedPipeline(config=config, model="/nowhere", stages=tuple(stages), async_chunk=async_chunk, platform="cpu")
+    return ResolvedPipeline(
+        config=config,
+        model="/nowhere",
+        stages=tuple(stages),
+        async_chunk=async_chunk,
+        platform="cpu",
+        values=dict(values or {}),
+    )

@@ -1,4 +1,4 @@
-"""A tiny talker with random weights on vLLM's Qwen3 backbone, and its checkpoint: what the AR engine's tests run.
+"""A tiny talker with random weights on vLLM's Llama backbone, and its checkpoint: what the AR engine's tests run.
 
 Its frame has four codes: the sampled token and three that a predictor adds. Input rows come whole with the request
 (`TinyTalker`), or one by one while it runs (`TinyGatedTalker`); `TinySamplingTalker` samples its codes.
@@ -15,10 +15,10 @@ import torch
 from torch import nn
 
 from omni_core.capabilities import ModelCapabilities, MtpCapability, MtpSampling, SampleUniforms
-from omni_core.engine.vllm_bridge import Qwen3ForCausalLM
+from omni_core.engine.vllm_bridge import LlamaForCausalLM
 from omni_core.errors import RequestError
 from omni_core.payload import Payload
-from omni_core.runner import EngineInput
+from omni_core.runner import EngineInput, Handoff, StageOutput
 from omni_core.stage import ResolvedStage
 
 HIDDEN = 64
@@ -27,7 +27,7 @@ CODES = 4
 MAX_MODEL_LEN = 128
 
 CONFIG: dict[str, Any] = {
-    "model_type": "qwen3",
+    "model_type": "llama",
     "hidden_size": HIDDEN,
     "intermediate_size": 128,
     "num_hidden_layers": 2,
@@ -70,7 +70,7 @@ class _Predictor(nn.Module):
         return torch.stack(codes, dim=1)
 
 
-class TinyTalker(Qwen3ForCausalLM):
+class TinyTalker(LlamaForCausalLM):
     """All input rows come with the request, as `rows` [n, H]."""
 
     capabilities = ModelCapabilities(computes_inputs=True, mtp=MtpCapability(output_key="codes", num_codes=CODES))
@@ -184,7 +184,7 @@ def build_tiny_ar(folder: Path, architecture: str = "TinyTalker", seed: int = 0)
     (folder / "config.json").write_text(json.dumps({**CONFIG, "architectures": [architecture]}), encoding="utf-8")
     generator = torch.Generator().manual_seed(seed)
     weights = {}
-    for name, shape in _shapes(with_predictor=architecture != "Qwen3ForCausalLM"):
+    for name, shape in _shapes(with_predictor=architecture != "LlamaForCausalLM"):
         is_norm = name.endswith("norm.weight")
         weights[name] = torch.randn(shape, generator=generator) * (0.1 if is_norm else 0.3) + (1.0 if is_norm else 0.0)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
@@ -201,8 +201,6 @@ def _shapes(*, with_predictor: bool) -> Iterable[tuple[str, tuple[int, ...]]]:
         yield f"{at}self_attn.k_proj.weight", (key, HIDDEN)
         yield f"{at}self_attn.v_proj.weight", (key, HIDDEN)
         yield f"{at}self_attn.o_proj.weight", (HIDDEN, query)
-        yield f"{at}self_attn.q_norm.weight", (CONFIG["head_dim"],)
-        yield f"{at}self_attn.k_norm.weight", (CONFIG["head_dim"],)
         yield f"{at}mlp.gate_proj.weight", (wide, HIDDEN)
         yield f"{at}mlp.up_proj.weight", (wide, HIDDEN)
         yield f"{at}mlp.down_proj.weight", (HIDDEN, wide)
@@ -234,6 +232,13 @@ def write_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "t0", "eos_token": "t1"}), encoding="utf-8"
     )
+
+
+def tiny_chunk(handoff: Handoff, output: StageOutput) -> Payload | None:
+    """Hand each frame on by itself, as codes."""
+    if "codes" not in output.tensors and not output.finished:
+        return None
+    return {"codes": output.tensors["codes"]} if "codes" in output.tensors else {}
 
 
 class TinyInput:

@@ -46,7 +46,7 @@ def test_the_second_model_runner_is_asked_for_embeddings(make_stage: Any) -> Non
 def test_a_model_without_declarations_keeps_vllms_own_path(make_stage: Any) -> None:
     from omni_core.engine.vllm_bridge import UniProcExecutor
 
-    args = build(make_stage("Qwen3ForCausalLM"))
+    args = build(make_stage("LlamaForCausalLM"))
 
     assert args.worker_cls == "auto"
     assert args.scheduler_cls is None

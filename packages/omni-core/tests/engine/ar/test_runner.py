@@ -217,8 +217,8 @@ async def test_a_killed_engine_is_noticed_by_running_and_new_requests(make_runne
 async def test_a_plain_text_model_answers_in_text(make_runner: Any, checkpoints: Any) -> None:
     from omni_core.testing.tiny_ar import write_tokenizer
 
-    write_tokenizer(checkpoints("Qwen3ForCausalLM"))
-    runner = await make_runner("Qwen3ForCausalLM", topology={"engine_output_type": "text"})
+    write_tokenizer(checkpoints("LlamaForCausalLM"))
+    runner = await make_runner("LlamaForCausalLM", topology={"engine_output_type": "text"})
 
     by_text = await collect(runner, request(runner, "text", {"prompt": "t5 t6 t7"}, max_tokens=6))
     by_ids = await collect(runner, request(runner, "ids", {"prompt_token_ids": [5, 6, 7]}, max_tokens=6))

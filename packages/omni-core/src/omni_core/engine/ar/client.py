@@ -55,9 +55,11 @@ def take_rows(rows: Rows) -> np.ndarray[Any, Any] | None:
     return taken
 
 
-def push_request(request_id: str, rows: torch.Tensor | None, final: bool) -> Any:
-    """Return the message that brings rows to a live request; `request_id` is vLLM's own."""
+def push_request(request_id: str, rows: torch.Tensor | None, final: bool, limit: int | None = None) -> Any:
+    """Return the message that brings rows to a live request, or a higher limit; `request_id` is vLLM's own."""
     extra: Extra = {"push": True, "final": final}
+    if limit is not None:
+        extra["limit"] = limit
     has_rows = rows is not None and len(rows) > 0
     return EngineCoreRequest(
         request_id=request_id,

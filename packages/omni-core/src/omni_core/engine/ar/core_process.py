@@ -16,6 +16,7 @@ from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from omni_core.engine.stage_log import write_to_stage_log
 from omni_core.engine.vllm_bridge import engine_utils
 from omni_core.engine.watch import RUN_DIR_ENV, watch_from_environment
 from omni_core.errors import StageStartError
@@ -104,6 +105,7 @@ def _run_core(
 ) -> None:
     os.environ.clear()
     os.environ.update(environment)
+    write_to_stage_log()
     watch_from_environment()
     # vLLM's rendezvous file stays where its engine is killed; in the run directory it goes with it.
     tempfile.tempdir = os.environ.get(RUN_DIR_ENV)

@@ -35,6 +35,10 @@ class Launched:
 
     async def stop(self, timeout_s: float) -> None:
         """Stop the engine; kill its process if it has not ended by the deadline."""
+        # It waits for outputs, and would report the core's end as a failure.
+        if (handler := self.llm.output_handler) is not None:
+            handler.cancel()
+            await asyncio.wait({handler}, timeout=1)
         ended = asyncio.get_running_loop().run_in_executor(None, self.llm.shutdown, timeout_s)
         done, _ = await asyncio.wait({ended}, timeout=timeout_s + 2)
         if not done:

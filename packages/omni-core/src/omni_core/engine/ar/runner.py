@@ -29,6 +29,8 @@ from omni_core.target import load_target
 
 logger = logging.getLogger(__name__)
 
+CREDIT = 64
+"""Tokens that a request's engine may be ahead of what was taken from `run`. Half of it is renewed at a time, by one message."""
 _STOP_TIMEOUT_S = 10.0
 
 
@@ -42,6 +44,8 @@ class _Live:
     engine_id: str = ""
     """vLLM's own id, once the engine has the request."""
     collector: Any = None
+    limit: int | None = None
+    """Tokens that the engine may generate so far; None for requests that are shorter than CREDIT, or not limited."""
     rows: client.Rows = field(default_factory=list)
     backlog: list[tuple[Any, bool]] = field(default_factory=list)
     """Pushed rows that wait for the engine's request to be open."""
@@ -62,6 +66,7 @@ class ArRunner(StageRunner):
         self._processor: InputProcessor | None = None
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="omni-input")
         self._live: dict[str, _Live] = {}
+        self._tokens = 0
         makes_text = OutputType.TEXT in parse_output_type(stage.topology.engine_output_type)
         self._is_text = makes_text and tokenizer_folder(stage) is not None
 
@@ -100,6 +105,11 @@ class ArRunner(StageRunner):
             raise ConfigError(f"{target!r} is no InputProcessor", where=self._where, hint="name a class")
         processor: InputProcessor = kind(self.stage)
         return processor
+
+    def load(self) -> Mapping[str, int]:
+        """Return the number of requests, of frames that nobody has taken yet, and of tokens that were taken since the start."""
+        rows = self._launched.rows if self._launched is not None else {}
+        return {"held": max(len(self._live), len(rows)), "frames": sum(map(len, rows.values())), "tokens": self._tokens}
 
     async def check(self) -> None:
         """Raise StageDeadError if the engine is dead."""
@@ -180,6 +190,8 @@ class ArRunner(StageRunner):
         extra: Extra | None = None
         if self._capabilities.computes_inputs:
             extra = {"inputs": encode_payload(made.model_inputs), "gated": self._capabilities.gated_inputs}
+            if sampling["max_tokens"] > CREDIT:
+                live.limit = extra["limit"] = CREDIT
         params = requests.sampling_params(self.stage, sampling, extra, text=self._is_text)
         first = self._rows(made.rows) if made.rows is not None else None
         first_is_all = live.is_final and not live.backlog
@@ -213,6 +225,7 @@ class ArRunner(StageRunner):
                 raise ServiceError(f"the engine ended the request: {answer.finish_reason}", where=self._where)
             tokens = list(answer.token_ids)
             generated += len(tokens)
+            self._tokens += len(tokens)
             output = StageOutput(token_ids=tokens, text=answer.text, finished=finished, handoff=handoff)
             codes = client.take_rows(live.rows)
             if mtp is not None and codes is not None:
@@ -222,6 +235,9 @@ class ArRunner(StageRunner):
                 output.metrics = {"prompt_tokens": len(made.prompt_token_ids), "generated_tokens": generated}
             handoff = {}
             yield output
+            if live.limit is not None and not finished and live.limit - generated <= CREDIT // 2:
+                live.limit = generated + CREDIT
+                await self._push(client.push_request(live.engine_id, None, False, live.limit))
 
     async def push(self, request_id: str, payload: Payload, final: bool) -> None:
         """Give a running request its next payload. A fault in it ends that request; unknown ids are ignored.
@@ -269,7 +285,10 @@ class ArRunner(StageRunner):
     async def _send(self, live: _Live, rows: Any, final: bool) -> None:
         if rows is None and not final:
             return
-        await self._engine.engine_core.add_request_async(client.push_request(live.engine_id, rows, final))
+        await self._push(client.push_request(live.engine_id, rows, final))
+
+    async def _push(self, message: Any) -> None:
+        await self._engine.engine_core.add_request_async(message)
 
     def _fail(self, live: _Live, error: OmniError) -> None:
         live.is_final = True

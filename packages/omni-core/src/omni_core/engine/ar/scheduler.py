@@ -1,6 +1,7 @@
-"""The scheduler of an AR engine: holds positions back until their rows are there, and packs each step's codes.
+"""The scheduler of an AR engine: holds positions back that may not be computed yet, and packs each step's codes.
 
-Runs in the engine core. A request is gated if its model takes rows while it runs; for all others nothing is added to a step.
+Runs in the engine core. A position waits for its row if the model takes rows while the request runs, and for the request's
+reader if that has not taken what was generated before. For requests with neither nothing is added to a step.
 """
 
 from __future__ import annotations
@@ -18,14 +19,23 @@ _UNLIMITED = 1 << 30
 
 @dataclass
 class _Ledger:
-    """The rows of one gated request."""
+    """What one request may compute."""
 
     received: int = 0
     final: bool = False
+    """Whether all rows are there; from the start for requests that are not gated."""
+    limit: int | None = None
+    """Tokens that it may generate."""
     pending: list[torch.Tensor] = field(default_factory=list)
     """Rows that the worker does not have yet."""
     delivered: int = 0
     told_final: bool = False
+
+    def left(self, computed: int, prompt_len: int) -> int:
+        """Return how many positions may follow on the computed ones."""
+        rows = _UNLIMITED if self.final else self.received - computed
+        # The last position of the prompt generates the first token.
+        return rows if self.limit is None else min(rows, prompt_len - 1 + self.limit - computed)
 
     def take(self) -> RowBatch | None:
         if not self.pending and self.told_final == self.final:
@@ -46,11 +56,12 @@ class GatedScheduling:
         self._slice_size = int(envs.VLLM_V1_OUTPUT_PROC_CHUNK_SIZE)
 
     def add_request(self, request: Any) -> None:
-        """Queue a request, or take rows for one that is live; rows for one that is gone are dropped."""
+        """Queue a request, or take rows or a limit for one that is live; those for one that is gone are dropped."""
         extra = extra_of(request.sampling_params)
         if not extra.get("push"):
-            if extra.get("gated"):
-                self._ledgers[request.request_id] = _Ledger()
+            gated, limit = bool(extra.get("gated")), extra.get("limit")
+            if gated or limit is not None:
+                self._ledgers[request.request_id] = _Ledger(final=not gated, told_final=not gated, limit=limit)
             super().add_request(request)  # type: ignore[misc]
             return
         ledger = self._ledgers.get(request.request_id)
@@ -61,10 +72,11 @@ class GatedScheduling:
             ledger.pending.append(rows)
             ledger.received += len(rows)
         ledger.final |= bool(extra.get("final"))
+        ledger.limit = extra.get("limit", ledger.limit)
 
     def _left(self, request: Any, computed: int) -> int:
         ledger = self._ledgers.get(request.request_id)
-        return _UNLIMITED if ledger is None or ledger.final else ledger.received - computed
+        return _UNLIMITED if ledger is None else ledger.left(computed, request.num_prompt_tokens)
 
     def _reserve_prefill_lookahead(self, request: Any, num_computed_tokens: int, num_new_tokens: int) -> int:
         allowed = super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)  # type: ignore[misc]
@@ -105,7 +117,7 @@ class GatedScheduling:
         return outputs
 
     def has_requests(self) -> bool:
-        """Tell whether there is work. Gated requests without rows are none, so that the core sleeps until a row comes."""
+        """Tell whether there is work. Requests that wait for rows or for their reader are none; the core sleeps then."""
         if not super().has_requests():  # type: ignore[misc]
             return False
         if not self._ledgers or self.has_finished_requests() or self.pause_state != PauseState.UNPAUSED:  # type: ignore[attr-defined]

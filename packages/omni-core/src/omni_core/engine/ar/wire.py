@@ -32,6 +32,8 @@ class Extra(TypedDict, total=False):
     """Whether this is a push to a live request."""
     final: NotRequired[bool]
     """Whether all rows are there with this push."""
+    limit: NotRequired[int]
+    """How many tokens the request may generate until a push says more; without it, as many as it wants."""
 
 
 class RowBatch(TypedDict):
