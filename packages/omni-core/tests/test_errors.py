@@ -6,7 +6,13 @@ import pickle
 
 import pytest
 
-from omni_core.errors import ERROR_CLASSES, ConfigError, NotFoundError, OmniError, RequestError, StageDeadError
+from omni_core.errors import ERROR_CLASSES, ConfigError, NotFoundError, OmniError, OverloadedError, RequestError, StageDeadError
+
+
+def test_overload_keeps_its_retry_time_when_pickled() -> None:
+    error = pickle.loads(pickle.dumps(OverloadedError("full", retry_after_s=3, hint="wait")))
+
+    assert (error.retry_after_s, str(error)) == (3, "full (wait)")
 
 
 def test_an_error_reads_place_then_message_then_hint() -> None:

@@ -1,6 +1,7 @@
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,6 +76,22 @@ def test_hook_that_names_no_pipeline_is_named(make_model: Callable[..., ModelInf
 def test_checkpoint_metadata_chooses(make_model: Callable[..., ModelInfo], config: Mapping[str, Any], expected: str) -> None:
     """RG-05 to RG-07."""
     assert key_of(make_model(**config), manager_with(pipeline("a", "A"), pipeline("b", "B"))) == expected
+
+
+def test_name_of_a_checkpoint_chooses_where_its_metadata_says_nothing() -> None:
+    """RG-05: the longest key in the last part of the name."""
+    manager = manager_with(pipeline("qux", "Q"), pipeline("qux_omni", "O"))
+
+    def chosen(reference: str, **config: Any) -> str:
+        return key_of(ModelInfo(reference, Path(reference), config), manager)
+
+    assert chosen("org/Qux-Omni-7B") == "qux_omni"
+    assert chosen("org/Qux-Omni-7B", architectures=["Unknown"]) == "qux_omni"
+    assert chosen("org/Qux-Omni-7B", architectures=["Q"]) == "qux"
+    with pytest.raises(ConfigError, match="no pipeline serves"):
+        chosen("qux_omni/other")
+    with pytest.raises(ConfigError, match="no pipeline serves"):
+        chosen("org/Qux-Omni-7B", model_type="another")
 
 
 def test_predicate_chooses_between_equal_architectures(make_model: Callable[..., ModelInfo]) -> None:

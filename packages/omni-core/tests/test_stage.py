@@ -81,7 +81,10 @@ def test_name_of_a_connector_does_not_matter() -> None:
 
 
 def test_hash_is_the_same_in_every_process() -> None:
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import test_stage; print(test_stage.deployment(env={'B': '1', 'A': '2'}).config_hash)"
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import test_stage; "
+        "print(test_stage.deployment(env={'B': '1', 'A': '2'}).config_hash)"
+    )
     found = {
         subprocess.run(
             [sys.executable, "-c", code, os.path.dirname(__file__)],

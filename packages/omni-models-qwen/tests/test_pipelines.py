@@ -152,22 +152,16 @@ def test_qwen2_5_omni_cannot_stream(resolve: Resolve) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model_type", "deploy", "stage", "architecture"),
+    ("model_type", "stage", "architecture"),
     [
-        ("qwen2_5_omni", None, "1 (talker)", "Qwen2_5OmniTalkerForConditionalGeneration"),
-        ("qwen3_omni_moe", None, "1 (talker)", "Qwen3OmniMoeTalkerForConditionalGeneration"),
-        (
-            "qwen3_tts",
-            "qwen3_tts_fused_single_gpu.yaml",
-            "0 (qwen3_tts)",
-            "Qwen3TTSFusedTalkerForConditionalGeneration",
-        ),
+        ("qwen2_5_omni", "1 (talker)", "Qwen2_5OmniTalkerForConditionalGeneration"),
+        ("qwen3_omni_moe", "1 (talker)", "Qwen3OmniMoeTalkerForConditionalGeneration"),
     ],
 )
 def test_start_of_a_stage_that_nobody_implements_ends_before_any_process(
-    model_type: str, deploy: str | None, stage: str, architecture: str, resolve: Resolve
+    model_type: str, stage: str, architecture: str, resolve: Resolve
 ) -> None:
-    resolved = resolve(model_type, deploy)
+    resolved = resolve(model_type)
 
     with pytest.raises(DependencyError, match="this version cannot run pipeline") as caught:
         AsyncOmni.from_resolved(resolved)

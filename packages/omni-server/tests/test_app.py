@@ -131,6 +131,14 @@ class TestErrors:
         assert (response.status_code, response.json()["error"]["type"]) == (status, kind)
         assert ("retry-after" in response.headers) == (status == 429)
 
+    async def test_overload_says_when_there_may_be_room(self, make_plugins: Any) -> None:
+        async def fail(request: Request) -> None:
+            raise OverloadedError("full", retry_after_s=17)
+
+        app = build_app(FakeEngine(), SETTINGS, plugins=make_plugins(acme=plugin_with(Route("/fail", fail))))
+
+        assert (await client_of(app).get("/fail")).headers["retry-after"] == "17"
+
     async def test_bug_is_a_500_that_tells_nothing(self, make_plugins: Any) -> None:
         async def fail(request: Request) -> None:
             raise KeyError("secret")

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from omni_core.engine.options import EngineOptions, LbPolicy
 from omni_core.errors import ConfigError
-from omni_server.arguments import make_settings, model_of
+from omni_server.arguments import make_engine_options, make_settings, model_of
 from omni_server.context import ServerSettings
 from omni_server.serve import ServeCommand
 
@@ -30,7 +31,7 @@ def test_defaults_are_those_of_the_settings(parser: argparse.ArgumentParser) -> 
 def test_every_setting_has_a_flag(parser: argparse.ArgumentParser, tmp_path: Path) -> None:
     line = "m --omni --served-model-name a b --api-key k --api-key l --allowed-media-domains A.example,b.example c.example"
     line += f" --allowed-local-media-path {tmp_path} --allowed-origins * --max-body-bytes 5 --max-media-bytes 6"
-    line += " --media-timeout 7 --request-timeout 8"
+    line += " --media-timeout 7 --request-timeout 8 --reference-cache-entries 9 --reference-cache-bytes 0"
 
     settings = make_settings(parser.parse_args(line.split()))
 
@@ -41,11 +42,37 @@ def test_every_setting_has_a_flag(parser: argparse.ArgumentParser, tmp_path: Pat
     assert settings.allowed_origins == ("*",)
     assert (settings.max_body_bytes, settings.max_media_bytes) == (5, 6)
     assert (settings.media_timeout, settings.request_timeout) == (7, 8)
+    assert (settings.reference_cache_entries, settings.reference_cache_bytes) == (9, 0)
+
+
+def test_engine_options_are_the_engines_own_unless_flags_say_otherwise(parser: argparse.ArgumentParser) -> None:
+    """DV-10."""
+    line = "m --stage-init-timeout 3 --init-timeout 4 --omni-lb-policy least-queue-length --max-queued-requests 0"
+    line += " --max-queue-time 5 --stall-timeout 0"
+
+    assert make_engine_options(parser.parse_args(["m"])) == EngineOptions()
+    assert make_engine_options(parser.parse_args(line.split())) == EngineOptions(
+        stage_init_timeout_s=3,
+        init_timeout_s=4,
+        lb_policy=LbPolicy.LEAST_QUEUE_LENGTH,
+        max_queued_requests=0,
+        max_queue_time_s=5,
+        stall_timeout_s=None,
+    )
 
 
 @pytest.mark.parametrize(
     "line",
-    ["--port 70000", "--port x", "--max-body-bytes 0", "--request-timeout nan", "--request-timeout -1"],
+    [
+        "--omni-lb-policy best",
+        "--max-queued-requests -1",
+        "--max-queue-time x",
+        "--port 70000",
+        "--port x",
+        "--max-body-bytes 0",
+        "--request-timeout nan",
+        "--request-timeout -1",
+    ],
 )
 def test_wrong_values_are_usage_errors(line: str, parser: argparse.ArgumentParser, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:

@@ -17,8 +17,10 @@ import soundfile
 
 from omni_core.errors import RequestError
 from omni_core.speech import ReferenceAudio, SpeechTraits
+from omni_server import media
 from omni_server.context import ServerSettings
 from omni_server.media import load_reference
+from omni_server.reference_cache import ReferenceCache
 
 TRAITS = SpeechTraits(sample_rate=24000, channels=1, clones=True)
 WavMaker = Callable[..., bytes]
@@ -296,3 +298,68 @@ class TestUrls:
     )
     async def test_host_in_disguise_is_refused(self, source: str) -> None:
         assert await refused(source, allowed_media_domains=self.ALLOWED)
+
+
+class TestCache:
+    """TT-19."""
+
+    async def test_data_uri_is_decoded_once(self, wav_maker: WavMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+        cache, decoded = ReferenceCache(), _count_decodings(monkeypatch)
+        source = uri(wav_maker())
+
+        clips = [await load_reference(source, ServerSettings("m"), TRAITS, "ref_audio", cache) for _ in range(3)]
+
+        assert len(decoded) == 1
+        assert all((clip.samples == clips[0].samples).all() for clip in clips)
+        assert len({id(clip.samples) for clip in clips}) == 3
+
+    async def test_local_file_that_changed_is_read_again(
+        self, tmp_path: Path, wav_maker: WavMaker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        cache, decoded = ReferenceCache(), _count_decodings(monkeypatch)
+        settings = ServerSettings("m", allowed_local_media_path=str(tmp_path))
+        path = tmp_path / "a.wav"
+
+        async def seconds(source: str) -> float:
+            audio = await load_reference(source, settings, TRAITS, "ref_audio", cache)
+            return len(audio.samples) / audio.sample_rate
+
+        path.write_bytes(wav_maker(2.0))
+        assert [await seconds(str(path)), await seconds(f"file://{path}")] == [2.0, 2.0]
+        path.write_bytes(wav_maker(3.0))
+        assert await seconds(str(path)) == 3.0
+        os.utime(path, ns=(1, 1))
+        assert await seconds(str(path)) == 3.0
+        assert len(decoded) == 3
+
+    async def test_cached_file_is_still_subject_to_permission(self, tmp_path: Path, wav_maker: WavMaker) -> None:
+        cache, path = ReferenceCache(), tmp_path / "a.wav"
+        path.write_bytes(wav_maker())
+        allowed = ServerSettings("m", allowed_local_media_path=str(tmp_path))
+        await load_reference(str(path), allowed, TRAITS, "ref_audio", cache)
+
+        with pytest.raises(RequestError, match="reads none"):
+            await load_reference(str(path), ServerSettings("m"), TRAITS, "ref_audio", cache)
+        path.unlink()
+        with pytest.raises(RequestError, match="cannot be read"):
+            await load_reference(str(path), allowed, TRAITS, "ref_audio", cache)
+
+    async def test_what_was_refused_is_not_kept(self, wav_maker: WavMaker) -> None:
+        cache = ReferenceCache()
+
+        with pytest.raises(RequestError, match="lasts"):
+            await load_reference(uri(wav_maker(0.5)), ServerSettings("m"), TRAITS, "ref_audio", cache)
+
+        assert len(cache) == 0
+
+
+def _count_decodings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    decoded: list[int] = []
+    decode = media.decode_reference
+
+    def counting(data: bytes, *rest: Any) -> ReferenceAudio:
+        decoded.append(len(data))
+        return decode(data, *rest)
+
+    monkeypatch.setattr(media, "decode_reference", counting)
+    return decoded

@@ -6,7 +6,9 @@ A class declares either `capabilities = ModelCapabilities(...)` or the contract'
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from omni_core.errors import ConfigError
 
@@ -28,6 +30,8 @@ class MtpSampling:
     top_k: int = 0
     """0 keeps every candidate."""
     top_p: float = 1.0
+    repetition_penalty: float = 1.0
+    """Lowers codes that the request's earlier frames had in the same place; only where the model `penalises_repetition`."""
 
     @property
     def greedy(self) -> bool:
@@ -41,7 +45,11 @@ class MtpCapability:
 
     The model's method is `mtp(token_ids [B], embeds [B, H], hidden [B, H], conditioning [B, H], **extra)` and returns
     `(embeds [B, H], codes [B, Q] int)`: the input embeddings of the next position, and the frame. `extra` holds, as declared,
-    `generators: list[torch.Generator | None]`, `req_infos: list[MtpSampling]`, `uniforms: [B, steps, vocab_size]`.
+    `generators: list[torch.Generator | None]`, `req_infos: list[MtpSampling]`, `uniforms: [B, steps, vocab_size]`,
+    `slots: int64 [B]`.
+
+    The sampled token need not be part of the frame. A model that decides before each frame whether there is one more gives
+    logits for just two ids, one for "another frame" and one that ends the request, and takes the whole frame from `hidden`.
     """
 
     output_key: str | tuple[str, str]
@@ -53,6 +61,15 @@ class MtpCapability:
     disable_graph: bool = False
     per_row_generators: bool = False
     accepts_req_infos: bool = False
+    accepts_slots: bool = False
+    """Whether `mtp` looks at what the model has recorded of each request."""
+    penalises_repetition: bool = False
+    """Whether `mtp` follows `MtpSampling.repetition_penalty`."""
+    token_sampling: Mapping[str, Any] | None = None
+    """Sampling parameters of the token where a request's own ones are meant for the frame; greedy requests stay greedy.
+
+    None: a request's parameters are the token's, and the frame's are in `extra_args["mtp"]`.
+    """
     sample_uniforms: SampleUniforms | None = None
     sampling: MtpSampling = MtpSampling()
     """The model's own defaults."""

@@ -8,25 +8,27 @@ import sys
 import threading
 import uuid
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from omni_core.deploy.explain import describe_pipeline, describe_stage
+from omni_core.deploy.lora import adapter_of
 from omni_core.deploy.resolve import resolve_deployment
 from omni_core.engine.options import EngineOptions
 from omni_core.engine.orchestrator import DRAIN_TIMEOUT_S, Orchestrator
 from omni_core.engine.requirements import check_requirements
 from omni_core.errors import OmniError, RequestError, ServiceError
+from omni_core.observe.telemetry import Telemetry
+from omni_core.operations import CALL_TIMEOUT_S, Operations
 from omni_core.payload import Payload
 from omni_core.platforms import Platform, current_platform
 from omni_core.plugins import plugin_manager
 from omni_core.request import OmniOutput, OmniRequest, OmniResult
 from omni_core.results import join_results
 from omni_core.sampling import apply_constraints, check_sampling, merge_sampling
-from omni_core.speech import SpeechAdapter, SpeechPrompt
+from omni_core.speech import SpeechAdapter, SpeechPrompt, as_speech_prompt
 from omni_core.stage import ResolvedPipeline
-from omni_core.suggest import way_out
 from omni_core.target import load_target
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ SamplingParams = Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None
 T = TypeVar("T")
 
 
-class AsyncOmni:
+class AsyncOmni(Operations):
     """A pipeline with its stage processes. Use it as `async with AsyncOmni(model) as omni:`, or call `start` and `close`.
 
     Args:
@@ -106,11 +108,13 @@ class AsyncOmni:
 
     def _use(self, resolved: ResolvedPipeline, options: EngineOptions, platform: Platform | None) -> None:
         check_requirements(resolved)
-        self.pipeline = resolved
+        self.pipeline: ResolvedPipeline = resolved
         self.speech = _speech_adapter(resolved)
         """The pipeline's adapter; None for pipelines that do not speak."""
         platform = platform or current_platform(plugin_manager(), resolved.platform)
-        self._orchestrator = Orchestrator(resolved, options, platform=platform)
+        self.telemetry = Telemetry(self.health)
+        """The numbers and traces of this pipeline."""
+        self._orchestrator = Orchestrator(resolved, options, platform=platform, observer=self.telemetry.observer)
         self._orchestrator.prepare()
 
     async def __aenter__(self) -> Self:
@@ -132,6 +136,7 @@ class AsyncOmni:
     async def close(self, drain_timeout_s: float = DRAIN_TIMEOUT_S) -> None:
         """Let running requests finish for a while, then stop every stage. May be called twice."""
         await self._orchestrator.stop(drain_timeout_s)
+        await asyncio.to_thread(self.telemetry.close)
 
     async def generate(
         self,
@@ -140,6 +145,7 @@ class AsyncOmni:
         sampling_params_list: SamplingParams = None,
         request_id: str | None = None,
         timeout_s: float = REQUEST_TIMEOUT_S,
+        lora_request: Any = None,
     ) -> AsyncIterator[OmniOutput]:
         """Yield a prompt's outputs as they are made; the last one has `finished`. Closing the iterator aborts the request.
 
@@ -148,12 +154,15 @@ class AsyncOmni:
             sampling_params_list: Sampling parameters for this request, over those of the deploy file.
             request_id: Name of the request, for `abort` and in the outputs; need not be unique.
             timeout_s: Seconds until the request fails.
+            lora_request: A `LoraAdapter` (or vLLM's LoRARequest) that stage 0 applies to this request (LR-04).
 
         Raises:
             RequestError: The prompt or a parameter cannot be used; `param` names it.
             ServiceError: The pipeline failed (StageDeadError, DeadlineError and OverloadedError are such).
         """
-        request = self._request(prompt, sampling_params_list, request_id or f"omni-{uuid.uuid4().hex[:16]}", timeout_s)
+        with self.telemetry.refusals():
+            request = self._request(prompt, sampling_params_list, request_id or f"omni-{uuid.uuid4().hex[:16]}", timeout_s)
+            request = replace(request, lora=adapter_of(lora_request, self.pipeline))
         outputs = self._orchestrator.submit(request)
         try:
             async for output in outputs:
@@ -164,6 +173,12 @@ class AsyncOmni:
     def abort(self, request_id: str) -> bool:
         """End every running request with this id; return whether there was one."""
         return self._orchestrator.abort(request_id)
+
+    async def call_stage(
+        self, stage_id: int, method: str, arguments: Mapping[str, Any] | None = None, *, timeout_s: float = CALL_TIMEOUT_S
+    ) -> list[Any]:
+        """Call `StageRunner.call` in every replica of a stage and return their answers; the named operations use it."""
+        return await self._orchestrator.control.call(stage_id, method, arguments or {}, timeout_s)
 
     def health(self) -> Mapping[str, Any]:
         """Return `healthy`, the number of running `requests`, and the state of each of the `stages`."""
@@ -200,28 +215,6 @@ def _timed(options: EngineOptions | None, stage_init_timeout: float | None, init
     if init_timeout is not None:
         options = replace(options, init_timeout_s=init_timeout)
     return options
-
-
-def as_speech_prompt(prompt: Prompt) -> SpeechPrompt:
-    """Return a prompt as a SpeechPrompt; a mapping has its fields by name, a string is its text.
-
-    Raises:
-        RequestError: A name is unknown, or there is no text.
-    """
-    if isinstance(prompt, SpeechPrompt):
-        return prompt
-    if isinstance(prompt, str):
-        return SpeechPrompt(prompt)
-    known = [item.name for item in fields(SpeechPrompt)]
-    for name in prompt:
-        if name not in known:
-            raise RequestError(f"a speech prompt has no field {name!r}", param=str(name), hint=way_out(name, known, "fields"))
-    if not isinstance(prompt.get("text"), str):
-        raise RequestError("a speech prompt needs `text`, a string", param="text", hint="pass {'text': ...}")
-    values = dict(prompt)
-    if isinstance(values.get("speaker_embedding"), list):
-        values["speaker_embedding"] = tuple(values["speaker_embedding"])
-    return SpeechPrompt(**values)
 
 
 def effective_sampling(

@@ -324,8 +324,13 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _entry_points(installed: metadata.EntryPoints, group: str) -> list[tuple[metadata.Distribution, list[metadata.EntryPoint]]]:
-    """Return each distribution with its entry points of a group, sorted; of two installations the first on the path counts."""
+def _entry_points(installed: Any, group: str) -> list[tuple[metadata.Distribution, list[metadata.EntryPoint]]]:
+    """Return each distribution with its entry points of a group, sorted; of two installations the first on the path counts.
+
+    Args:
+        installed: What `metadata.entry_points()` returned, whose type is another one since Python 3.12.
+        group: The group.
+    """
     found: dict[str, tuple[metadata.Distribution, list[metadata.EntryPoint]]] = {}
     for entry in installed.select(group=group):
         # A folder left over by an interrupted installation has no name in its metadata; pip does not know it either.

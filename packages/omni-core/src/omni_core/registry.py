@@ -49,7 +49,8 @@ def resolve_pipeline(
     """Choose the pipeline of a checkpoint.
 
     The order is: the key of the deploy file's `pipeline:` (RG-04), the hook `omni_resolve_pipeline`, the checkpoint's
-    `model_type` (RG-05, RG-06), its architectures with the pipelines' predicates (RG-07).
+    `model_type` (RG-05, RG-06), its architectures with the pipelines' predicates (RG-07), and where nothing of this says
+    anything, a key in the checkpoint's name.
 
     Args:
         model: The checkpoint.
@@ -78,6 +79,9 @@ def resolve_pipeline(
         raise _ambiguous(model, matches, "architectures")
     if matches:
         return matches[0]
+    named = None if model.model_type else _key_in_name(model, offers)
+    if named is not None and _accepts(offers[named], model):
+        return offers[named]
     raise _unknown_model(model, offers, manager)
 
 
@@ -104,8 +108,11 @@ def _infer_key(model: ModelInfo, offers: Mapping[str, Offer[PipelineConfig]]) ->
             raise _ambiguous(model, names, f"the Diffusers class {class_name}")
         if names:
             return names[0].record.model_type
-    if model.architectures:
-        return None
+    return None if model.architectures else _key_in_name(model, offers)
+
+
+def _key_in_name(model: ModelInfo, offers: Mapping[str, Offer[PipelineConfig]]) -> str | None:
+    """Return the longest key that the last part of the checkpoint's name has in it."""
     tail = _plain(model.reference.rstrip("/").rsplit("/", 1)[-1])
     return max((key for key in offers if _plain(key) in tail), key=len, default=None)
 

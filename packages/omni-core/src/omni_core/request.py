@@ -6,12 +6,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from omni_core.payload import Payload
-
 if TYPE_CHECKING:
     import numpy as np
 
     from omni_core.errors import OmniError
+    from omni_core.payload import Payload
+
+
+@dataclass(frozen=True)
+class LoraAdapter:
+    """A LoRA adapter, as PEFT writes them."""
+
+    name: str
+    """Stands for this adapter as long as the server runs."""
+    path: str
+    """Its folder, with `adapter_config.json`; every stage process reads it."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +37,8 @@ class OmniRequest:
     """Final stages whose output is wanted; empty means all. Stages that none of them needs do not see the request."""
     timeout_s: float = 600.0
     """Seconds until the request fails with DeadlineError, from its start."""
+    lora: LoraAdapter | None = None
+    """What stage 0 applies (LR-04)."""
 
 
 @dataclass(frozen=True)

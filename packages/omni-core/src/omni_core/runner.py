@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from omni_core.errors import UnsupportedError
+from omni_core.observe.stage import stage_registry
 
 if TYPE_CHECKING:
     from omni_core.payload import Payload
+    from omni_core.request import LoraAdapter
     from omni_core.stage import ResolvedStage
 
 
@@ -29,6 +31,10 @@ class StageInput:
     """Effective sampling parameters of this stage, constraints applied."""
     streaming: bool = False
     """Whether payloads follow by `push`. If not, `inputs` is all there is."""
+    lora: LoraAdapter | None = None
+    """The adapter to apply; only stage 0 gets one (LR-04)."""
+    trace: str = ""
+    """W3C `traceparent` for spans of the stage's own; empty where nothing is traced."""
 
 
 @dataclass
@@ -43,6 +49,8 @@ class StageOutput:
     finish_reason: str | None = None
     """`stop`, `length` or None."""
     metrics: dict[str, float] = field(default_factory=dict)
+    load: float = 0.0
+    """How full the stage was: requests in it over the most that it runs at once. 1 is full, more means that some wait."""
     handoff: Payload = field(default_factory=dict)
     """`EngineInput.handoff`, on a request's first output; passed to the hand-over functions as `Handoff.inputs`."""
 
@@ -53,6 +61,8 @@ class StageRunner(ABC):
     def __init__(self, stage: ResolvedStage, replica: int = 0) -> None:
         self.stage = stage
         self.replica = replica
+        self.metrics = stage_registry(stage, replica)
+        """What this stage measures. The host sends it to the server with heartbeats; runners may add series of their own."""
 
     @abstractmethod
     async def start(self) -> Mapping[str, Any]:
@@ -181,6 +191,14 @@ class LightModel(ABC):
     sample_rate: int | None = None
     """Hz, for models whose output is audio."""
     channels: int = 1
+    max_batch: int = 0
+    """Most chunks in one step; 0 leaves it to the stage's `max_num_seqs`."""
+    firsts_first: bool = False
+    """Whether the first chunks of new requests are computed before the later ones of others."""
+    dispatch_max_rows: int = 0
+    """Chunks of so many requests start a step at once; fewer wait for others. 0 leaves it to the stage's options."""
+    dispatch_max_wait_ms: float = 0.0
+    """How long the first of too few chunks waits for others; 0 leaves it to the stage's options, and those to 0."""
 
     @classmethod
     @abstractmethod
@@ -199,13 +217,43 @@ class LightModel(ABC):
         """Return a key; chunks with equal keys may share one `step`."""
         return None
 
+    def ready(self, payload: Payload) -> Mapping[str, Any] | None:
+        """Return what a request's first payload brings as a finished output, None for nothing.
+
+        It is delivered at once, before the payload is computed; `step` then returns what is not in it, or nothing at all.
+        Called on the runner's loop, so it must not compute.
+        """
+        return None
+
     @abstractmethod
     def step(self, chunks: Sequence[LightChunk]) -> Sequence[Mapping[str, Any]]:
         """Return each chunk's output tensors, in order. States are changed in place, and only if the whole step succeeds.
 
-        The payload of a final chunk may be empty: then the end of the request is all it says.
+        The payload of a final chunk may be empty: then the end of the request is all it says. An empty result is no output,
+        except for a final chunk.
         """
 
     def end(self, state: Any) -> None:
         """Free what a state holds; called once, also after an abort."""
         return
+
+    def sleep(self) -> None:
+        """Move the weights to the host's memory; no step comes until `wake`. Not called on a CPU.
+
+        Raises:
+            UnsupportedError: This model cannot, which is the default.
+        """
+        raise UnsupportedError("this model cannot give up its device's memory")
+
+    def wake(self) -> None:
+        """Move the weights back to the device."""
+        return
+
+    def reload(self, stage: ResolvedStage) -> None:
+        """Read the weights again, between two steps; requests go on with their states. If it fails, the old weights stay.
+
+        Raises:
+            UnsupportedError: This model cannot, which is the default.
+            ConfigError: The checkpoint lacks what the model needs.
+        """
+        raise UnsupportedError("this model cannot read its weights again")

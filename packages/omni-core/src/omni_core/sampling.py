@@ -97,6 +97,7 @@ MTP_RULES: dict[str, _Rule] = {
     "temperature": _number(0),
     "top_k": _TOP_K,
     "top_p": _number(0, 1, above=True),
+    "repetition_penalty": _number(0, above=True),
 }
 """Accepted keys of `extra_args.mtp`, the sampling of a model's predictor."""
 

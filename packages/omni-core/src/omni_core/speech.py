@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
+from omni_core.errors import RequestError
 from omni_core.payload import Payload
+from omni_core.suggest import way_out
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,7 +32,7 @@ class SpeechTraits:
     """Built-in voices, in the model's spelling; matched without case."""
     default_voice: str | None = None
     languages: tuple[str, ...] = ()
-    """Accepted values of `language`, matched without case."""
+    """Accepted values of `language`, matched without case; empty where the model reads any name."""
     task_types: tuple[str, ...] = ()
     """The tasks of this checkpoint, such as `CustomVoice`."""
     accepts: frozenset[str] = frozenset()
@@ -39,6 +41,8 @@ class SpeechTraits:
     """Whether reference audio is accepted."""
     min_reference_s: float = 1.0
     max_reference_s: float = 30.0
+    reference_channels: int = 1
+    """Channels of a reference that the model can use; a recording with more is averaged to mono."""
     max_text_chars: int = 20_000
     max_instructions_chars: int = 500
     max_new_tokens: int = 4096
@@ -47,9 +51,10 @@ class SpeechTraits:
 
 @dataclass(frozen=True)
 class ReferenceAudio:
-    """A voice to imitate: mono float32 samples in [-1, 1]."""
+    """A voice to imitate: float32 samples in [-1, 1]."""
 
     samples: np.ndarray[Any, Any]
+    """[n], or [n, channels] where the traits' `reference_channels` is more than 1."""
     sample_rate: int
 
 
@@ -67,6 +72,10 @@ class SpeechPrompt:
     x_vector_only_mode: bool | None = None
     speaker_embedding: tuple[float, ...] | None = None
     non_streaming_mode: bool | None = None
+    ambient_sound: str | None = None
+    sound_event: str | None = None
+    quality: str | None = None
+    duration_seconds: float | None = None
     max_new_tokens: int | None = None
     seed: int | None = None
     initial_codec_chunk_frames: int | None = None
@@ -108,3 +117,25 @@ class SpeechAdapter(ABC):
         Raises:
             RequestError: A field cannot be used; `param` names it and the hint lists what can.
         """
+
+
+def as_speech_prompt(prompt: SpeechPrompt | Mapping[str, Any] | str) -> SpeechPrompt:
+    """Return a prompt as a SpeechPrompt; a mapping has its fields by name, a string is its text.
+
+    Raises:
+        RequestError: A name is unknown, or there is no text.
+    """
+    if isinstance(prompt, SpeechPrompt):
+        return prompt
+    if isinstance(prompt, str):
+        return SpeechPrompt(prompt)
+    known = [item.name for item in fields(SpeechPrompt)]
+    for name in prompt:
+        if name not in known:
+            raise RequestError(f"a speech prompt has no field {name!r}", param=str(name), hint=way_out(name, known, "fields"))
+    if not isinstance(prompt.get("text"), str):
+        raise RequestError("a speech prompt needs `text`, a string", param="text", hint="pass {'text': ...}")
+    values = dict(prompt)
+    if isinstance(values.get("speaker_embedding"), list):
+        values["speaker_embedding"] = tuple(values["speaker_embedding"])
+    return SpeechPrompt(**values)

@@ -132,7 +132,10 @@ def test_pipeline_wide_fields_are_owned_by_every_type() -> None:
 def test_declared_diffusion_fields_reach_only_their_stage(resolve: Resolve) -> None:
     resolved = resolve("picture", "stages: [{stage_id: 1, cache_backend: tea_cache}]")
 
-    assert [stage.engine_args for stage in resolved.stages] == [{}, {"cache_backend": "tea_cache", "distributed_executor_backend": "uni"}]
+    assert [stage.engine_args for stage in resolved.stages] == [
+        {},
+        {"cache_backend": "tea_cache", "distributed_executor_backend": "uni"},
+    ]
 
 
 def test_null_of_a_foreign_field_is_no_fault(resolve: Resolve) -> None:

@@ -69,7 +69,9 @@ def test_flat_keyword_is_an_override(resolve: Resolve) -> None:
 
 def test_flags_go_to_every_stage_that_owns_them(resolve: Resolve) -> None:
     """PR-05."""
-    resolved = resolve("picture", "async_chunk: false", attention_backend="TORCH_SDPA", cache_backend="tea_cache", dtype="float32")
+    flags = {"attention_backend": "TORCH_SDPA", "cache_backend": "tea_cache", "dtype": "float32"}
+
+    resolved = resolve("picture", "async_chunk: false", **flags)
 
     assert resolved.stages[0].engine_args == {"attention_backend": "TORCH_SDPA", "dtype": "float32"}
     assert resolved.stages[1].engine_args == {

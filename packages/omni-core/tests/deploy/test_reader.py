@@ -136,3 +136,11 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
         read_deploy_file(tmp_path / "bad.yaml", "bad.yaml")
     with pytest.raises(ConfigError, match="cannot be read"):
         read_deploy_file(tmp_path, "folder")
+
+
+def test_long_texts_are_cut_in_messages() -> None:
+    with pytest.raises(ConfigError, match=r"is no int") as number:
+        parse_deploy_text(f"a: {'9' * 5000}", "my.yaml")
+    with pytest.raises(ConfigError, match=r"a key of 300 characters") as key:
+        parse_deploy_text(f"{'k' * 300}: 1", "my.yaml")
+    assert max(len(str(caught.value)) for caught in (number, key)) < 200

@@ -1,6 +1,8 @@
 """Whole deployments: the order of layers, the seed's worked example, and what a resolved pipeline says."""
 
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -234,6 +236,20 @@ def test_wrong_target_of_a_pipeline_is_found_before_anything_starts(deployments:
     assert caught.value.where == "pipeline 'two', stage 0, custom_process_input_func"
 
 
+def test_wrong_name_in_a_target_is_found_without_an_import(deployments: Any) -> None:
+    """PC-08."""
+    from dataclasses import replace
+
+    two = next(config for config in deployments.hooks["omni_pipelines"] if config.model_type == "two")
+    stage = replace(two.stages[0], async_chunk_process_next_stage_input_func="omni_core.testing.fakes:chunk_code")
+    deployments.hooks["omni_pipelines"] = [replace(two, stages=(stage, two.stages[1]))]
+
+    with pytest.raises(ConfigError, match=r"the module of 'omni_core\.testing\.fakes:chunk_code' has no chunk_code") as caught:
+        deployments.resolve("two")
+    assert caught.value.where == "pipeline 'two', stage 0, async_chunk_process_next_stage_input_func"
+    assert caught.value.hint == "did you mean 'chunk_codes'?"
+
+
 def test_plugin_may_refuse_a_resolved_configuration(deployments: Any) -> None:
     def refuse(stages: Any) -> None:
         if stages[0].engine_args.get("max_num_seqs") == 13:
@@ -272,3 +288,78 @@ def test_several_deploy_files_lie_on_top_of_each_other(deployments: Any) -> None
 
     assert stage.engine_args == {"dtype": "bfloat16", "quantization": "fp8"}
     assert (stage.sources["quantization"].layer, stage.sources["dtype"].layer) == ("base", "overlay")
+
+
+def test_limit_of_instructions_is_one_value(resolve: Resolve) -> None:
+    resolved = resolve("two", tts_max_instructions_length=7)
+
+    assert resolved.values["tts_max_instructions_length"] == 7
+    with pytest.raises(ConfigError, match=r"tts_max_instructions_length is 1 \(.*\) and 2"):
+        resolve("two", "stages: [{stage_id: 0, tts_max_instructions_length: 1}, {stage_id: 1, tts_max_instructions_length: 2}]")
+
+
+def test_duplex_sessions_have_a_plan(deployments: Any) -> None:
+    """DX-02, DP-02, FE-06."""
+    from dataclasses import replace
+
+    deployments.hooks["omni_pipelines"] = [
+        replace(config, duplex_plugin="omni_core.testing.fakes:SumVocoder", default_session_mode="turn")
+        for config in deployments.hooks["omni_pipelines"]
+        if config.model_type == "two"
+    ]
+    session = "duplex_session: {max_sessions: 4, replica_policy: least_sessions, max_sessions_per_replica: 1}"
+    text = f"{session}\nsession_mode: duplex\nstages: [{{stage_id: 0, num_replicas: 2}}, {{stage_id: 1, num_replicas: 2}}]"
+
+    plan = deployments.resolve("two", text).duplex
+
+    assert plan is not None
+    assert [dict(group) for group in plan.groups] == [{0: 0, 1: 0}, {0: 1, 1: 1}]
+    with pytest.raises(ConfigError, match="needs max_sessions_per_replica"):
+        deployments.resolve("two", text.replace(", max_sessions_per_replica: 1", ""))
+    turn = deployments.resolve("two", session)
+    assert turn.duplex is None
+    assert turn.warnings == ("my.yaml:1:17: duplex_session has no effect, the session mode is turn",)
+
+
+def test_checks_of_a_stage_are_part_of_resolving(resolve: Resolve) -> None:
+    """BK-04, LR-01, E26."""
+    with pytest.raises(ConfigError, match="there is no moe_backend 'tritn'"):
+        resolve("two", "stages: [{stage_id: 0, moe_backend: tritn}]")
+    (warning,) = resolve("two", "stages: [{stage_id: 0, max_loras: 2}]").warnings
+    assert "max_loras has no effect without enable_lora" in warning
+    stage = resolve("two", "stages: [{stage_id: 0, moe_backend: Flashinfer-Cutlass}]").stages[0]
+    assert stage.engine_args["moe_backend"] == stage.sources["moe_backend"].value == "flashinfer_cutlass"
+
+
+def test_mps_is_planned_on_cuda_alone(resolve: Resolve) -> None:
+    """MP-01, MP-02."""
+    text = "cuda_mps: true\nstages: [{stage_id: 0, devices: '0'}, {stage_id: 1, devices: '0'}]"
+
+    plan = resolve("two", text, platform="cuda").mps
+
+    assert plan is not None
+    assert [daemon.users for daemon in plan.daemons] == [((0, 0), (1, 0))]
+    on_cpu = resolve("two", text)
+    assert on_cpu.mps is None
+    assert on_cpu.warnings == ("my.yaml:1:11: cuda_mps has no effect on cpu",)
+
+
+def test_hash_follows_the_values_and_not_the_layers(deployments: Any) -> None:
+    deployments.write("base.yaml", "stages: [{stage_id: 0, max_num_seqs: 8}]")
+    text = "base_config: base.yaml"
+
+    assert (
+        deployments.resolve("two", text).config_hash
+        == deployments.resolve("two", max_num_seqs=8, set=["stages.1.max_num_seqs=!unset"]).config_hash
+    )
+    assert deployments.resolve("two", text).config_hash != deployments.resolve("two").config_hash
+
+
+def test_resolving_imports_nothing_heavy() -> None:
+    """A cold start has a quarter of a second; numpy alone would take a third of it."""
+    heavy = {"numpy", "torch", "vllm", "transformers", "asyncio"}
+    code = f"import sys, omni_core.deploy.resolve; print(sorted({heavy!r} & set(sys.modules)))"
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+
+    assert done.stdout.strip() == "[]"

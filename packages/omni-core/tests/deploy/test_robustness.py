@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from omni_core.stage import ResolvedPipeline
 Resolve = Callable[..., ResolvedPipeline]
 
 FUZZ = settings(
-    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 
 ARGUMENTS = sorted(ENGINE_ARG_NAMES - {"model", "revision"})
@@ -65,10 +66,8 @@ DOCUMENTS = st.fixed_dictionaries(
 def resolves_or_refuses(deployments: Any, content: str | bytes, **given: Any) -> None:
     path = deployments.folder / "my.yaml"
     path.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass"))
-    try:
-        deployments.resolve("two", files=[str(path)], **given)
-    except ConfigError as error:
-        assert error.message
+    with suppress(ConfigError):
+        assert deployments.resolve("two", files=[str(path)], **given).config_hash
 
 
 @FUZZ

@@ -1,9 +1,11 @@
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from omni_core.errors import ConfigError
-from omni_core.stage import ResolvedPipeline, Source
+from omni_core.stage import ResolvedPipeline, RestartPolicy, Source
 
 Resolve = Callable[..., ResolvedPipeline]
 
@@ -107,3 +109,71 @@ def test_sources_reach_into_mappings(resolve: Resolve) -> None:
     assert stage.sources["compilation_config.cudagraph_mode"] == Source(
         "stage override", "--stage-overrides 0.compilation_config"
     )
+
+
+def test_pipeline_wide_fields_of_a_stage_have_types_too(resolve: Resolve) -> None:
+    """DY-10."""
+    with pytest.raises(ConfigError, match=r"stages\.0\.data_parallel_size: input should be a valid integer"):
+        resolve("two", "stages: [{stage_id: 0, data_parallel_size: many}]")
+
+
+def test_stage_without_multimodal_input_skips_its_measurement(deployments: Any) -> None:
+    """SP-03."""
+    deployments.hooks["omni_pipelines"] = [
+        replace(config, stages=(replace(config.stages[0], requires_multimodal_data=True), *config.stages[1:]))
+        for config in deployments.hooks["omni_pipelines"]
+        if config.model_type == "three"
+    ]
+
+    first, second, last = deployments.resolve("three").stages
+
+    assert (first.engine_args, second.engine_args, last.engine_args) == ({}, {"skip_mm_profiling": True}, {})
+    assert second.sources["skip_mm_profiling"] == Source("pipeline", "stage 1 (talker)")
+    assert deployments.resolve("three", "stages: [{stage_id: 1, skip_mm_profiling: false}]").stages[1].engine_args == {
+        "skip_mm_profiling": False
+    }
+
+
+@pytest.mark.parametrize("name", ["A=B", "''", '"a\\0b"'])
+def test_variable_that_no_environment_can_hold_is_refused(resolve: Resolve, name: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be a variable of an environment"):
+        resolve("two", f"stages: [{{stage_id: 0, env: {{{name}: x}}}}]")
+
+
+def test_null_takes_a_variable_away(deployments: Any) -> None:
+    """DY-04."""
+    deployments.write("base.yaml", "stages: [{stage_id: 0, env: {A: x, B: y}}]")
+
+    assert deployments.resolve("two", "base_config: base.yaml\nstages: [{stage_id: 0, env: {A: null}}]").stages[0].env == {
+        "B": "y"
+    }
+
+
+def test_restart_policy_is_a_stages_own_or_that_of_all(resolve: Resolve) -> None:
+    own = "stages: [{stage_id: 0, restart_backoff_s: 0.5, restart_max: 9}, {stage_id: 1, restart: never}]"
+    text = f"restart: on-failure\nrestart_max: 2\n{own}"
+
+    stages = resolve("two", text).stages
+
+    assert stages[0].restart == RestartPolicy("on-failure", 0.5, 9)
+    assert stages[1].restart == RestartPolicy("never", 1.0, 2)
+    assert stages[0].sources["restart"].layer == "base"
+    assert not stages[0].engine_args
+
+
+@pytest.mark.parametrize("text", ["restart: always", "restart_backoff_s: 0", "restart_max: 0"])
+def test_restart_policy_that_makes_no_sense_is_refused(resolve: Resolve, text: str) -> None:
+    with pytest.raises(ConfigError, match="restart"):
+        resolve("two", text)
+
+
+def test_restart_policy_can_be_a_flag(resolve: Resolve) -> None:
+    """PR-01."""
+    assert resolve("two", "restart: never", restart="on-failure").stages[1].restart.when == "on-failure"
+
+
+def test_restart_policy_changes_the_hash_and_the_default_does_not(resolve: Resolve) -> None:
+    plain = resolve("two", "{}").config_hash
+
+    assert resolve("two", "restart: never").config_hash == plain
+    assert resolve("two", "restart: on-failure").config_hash != plain

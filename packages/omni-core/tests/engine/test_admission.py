@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 from typing import Any, cast
 
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 from omni_core.engine.options import EngineOptions, LbPolicy
 from omni_core.engine.orchestrator import Orchestrator
 from omni_core.errors import DeadlineError, NotFoundError, OverloadedError, StageDeadError
+from omni_core.request import OmniRequest
 from omni_core.testing.fakes import make_audio
 from omni_core.testing.running import audio, collect, loads, pids, request, running, until_empty
 from omni_core.testing.waiting import async_wait_until
@@ -149,9 +152,6 @@ async def test_waiting_requests_fail_when_the_stage_they_wait_for_dies() -> None
         tasks = [begin(orchestrator, seed) for seed in range(5)]
         await until_queued(orchestrator, 4)
 
-        import os
-        import signal
-
         os.kill(pids(orchestrator)[0], signal.SIGKILL)
 
         for task in tasks:
@@ -161,8 +161,6 @@ async def test_waiting_requests_fail_when_the_stage_they_wait_for_dies() -> None
 
 
 async def test_request_that_fails_in_its_begin_does_not_hold_up_those_behind_it() -> None:
-    from omni_core.request import OmniRequest
-
     async with running(engine_args=ONE) as orchestrator:
         first = begin(orchestrator, 1)
         await async_wait_until(lambda: loads(orchestrator, "in_flight")[0] == 1, "the request to run")
@@ -182,4 +180,17 @@ async def test_request_that_fails_in_its_begin_does_not_hold_up_those_behind_it(
             with contextlib.suppress(Exception):
                 await task
             assert "cannot be sent" in str(cast("Any", task.exception()))
+        await until_empty(orchestrator)
+
+
+async def test_place_is_free_when_the_first_stage_is_done_and_later_ones_still_work() -> None:
+    async with running(engine_args={**ONE, 1: {"step_s": 0.05}}, stream={"chunk_frames": 1}) as orchestrator:
+        first = asyncio.create_task(collect(orchestrator, request(1, 8)))
+        second = asyncio.create_task(collect(orchestrator, request(2, 8)))
+
+        await async_wait_until(lambda: loads(orchestrator, "in_flight")[1] == 2, "both in the second stage")
+
+        assert not first.done()
+        assert np.array_equal(audio(await first), make_audio(1, 8))
+        assert np.array_equal(audio(await second), make_audio(2, 8))
         await until_empty(orchestrator)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import numpy as np
@@ -263,4 +264,84 @@ async def test_runner_whose_loop_has_ended_is_dead() -> None:
 
     with pytest.raises(StageDeadError, match="batch loop ended"):
         await runner.check()
+    await runner.stop()
+
+
+async def test_batch_bound_of_the_model_beats_that_of_the_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SumVocoder, "max_batch", 2)
+    runner, model = await start(max_num_seqs=8)
+    tasks = [opened(runner, name) for name in "abc"]
+    await asyncio.sleep(0)
+
+    await asyncio.gather(*(runner.push(name, codes(1), True) for name in "abc"))
+    await asyncio.gather(*tasks)
+
+    assert steps(model) == [["a", "b"], ["c"]]
+    await runner.stop()
+
+
+async def test_what_a_first_payload_brings_ready_is_delivered_before_anything_is_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runner, model = await start()
+    begun, go_on = threading.Event(), threading.Event()
+    step = model.step
+
+    def slow(chunks: Any) -> Any:
+        begun.set()
+        assert go_on.wait(10)
+        return [{} if "ready" in chunk.payload else result for chunk, result in zip(chunks, step(chunks), strict=True)]
+
+    def ready(payload: Any) -> Any:
+        return {"audio": payload["ready"]} if "ready" in payload else None
+
+    monkeypatch.setattr(model, "step", slow)
+    monkeypatch.setattr(model, "ready", ready, raising=False)
+    outputs = runner.run(StageInput("a", {}, {}, streaming=True))
+    first = asyncio.ensure_future(anext(outputs))
+    await asyncio.sleep(0)
+
+    push = asyncio.create_task(runner.push("a", {**codes(7), "ready": np.ones((2, 1))}, False))
+    assert (await first).tensors["audio"].tolist() == [[1.0], [1.0]]
+    assert not push.done()
+    go_on.set()
+    await push
+    await runner.push("a", {**codes(1), "later": True}, True)
+    rest = [output async for output in outputs]
+
+    assert begun.is_set()
+    assert [(len(output.tensors["audio"]), output.finished) for output in rest] == [(SAMPLES_PER_CODE, True)]
+    await runner.stop()
+
+
+@pytest.mark.parametrize(("firsts_first", "order"), [(True, ["a", "c", "b"]), (False, ["a", "b", "c"])])
+async def test_first_chunk_of_a_newcomer_overtakes_later_chunks_that_wait(
+    firsts_first: bool, order: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner, model = await start(max_num_seqs=1)
+    monkeypatch.setattr(model, "firsts_first", firsts_first, raising=False)
+    tasks = [opened(runner, name) for name in "ab"]
+    await asyncio.sleep(0)
+    await asyncio.gather(*(runner.push(name, codes(1), False) for name in "ab"))
+    model.log.clear()
+    begun, go_on = threading.Event(), threading.Event()
+    step = model.step
+
+    def slow(chunks: Any) -> Any:
+        begun.set()
+        assert go_on.wait(10)
+        return step(chunks)
+
+    monkeypatch.setattr(model, "step", slow)
+
+    pushes = [asyncio.create_task(runner.push(name, codes(1), True)) for name in "ab"]
+    await asyncio.to_thread(begun.wait, 10)
+    tasks.append(opened(runner, "c"))
+    pushes.append(asyncio.create_task(runner.push("c", codes(1), True)))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    go_on.set()
+    await asyncio.gather(*pushes, *tasks)
+
+    assert steps(model) == [[name] for name in order]
     await runner.stop()

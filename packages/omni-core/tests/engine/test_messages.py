@@ -3,6 +3,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from omni_core.connector import PeerGone
 from omni_core.engine.messages import Chunk, Failure, Fault, FromHost, Open, Output, Push, ToHost, request_fault
 from omni_core.errors import DeadlineError, NotFoundError, RequestError, ServiceError, StageDeadError
 
@@ -55,3 +56,12 @@ def test_unknown_exception_becomes_service_error_that_names_it() -> None:
 def test_caller_is_told_the_place_of_server_failures_only() -> None:
     assert request_fault(NotFoundError("no such voice"), where="stage 0").where == ""
     assert request_fault(StageDeadError("gone"), where="stage 0").where == "stage 0"
+
+
+def test_dead_peer_of_a_connector_is_a_dead_stage_for_the_caller() -> None:
+    """B09."""
+    error = request_fault(PeerGone("replica 0 of stage 0 does not listen"), where="stage 1 (vocoder)").error()
+
+    assert type(error) is StageDeadError
+    assert error.http_status == 503
+    assert "stage 1 (vocoder): replica 0 of stage 0 does not listen" in str(error)

@@ -455,6 +455,13 @@ async def test_stop_ends_requests_that_take_too_long() -> None:
             await task
 
 
+async def test_engines_below_a_stage_are_told_its_start_timeout() -> None:
+    """B07."""
+    name = "OMNI_STAGE_INIT_TIMEOUT"
+    async with running(EngineOptions(stage_init_timeout_s=25.5), engine_args={0: {"tell_env": [name]}}) as orchestrator:
+        assert orchestrator.facts(0)[name] == "25.5"
+
+
 async def test_environment_of_a_stage_stays_in_its_process() -> None:
     async with running(env={"OMNI_TEST_ONLY": "1"}) as orchestrator:
         for stage in orchestrator.health()["stages"]:

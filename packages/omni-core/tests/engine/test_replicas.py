@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import random
 import signal
@@ -10,6 +11,7 @@ from collections import Counter
 from typing import Any, cast
 
 import numpy as np
+import psutil
 import pytest
 
 from omni_core.engine import replicas as replicas_module
@@ -17,10 +19,11 @@ from omni_core.engine.options import EngineOptions, LbPolicy, parse_lb_policy
 from omni_core.engine.orchestrator import Orchestrator
 from omni_core.engine.replicas import ReplicaPool
 from omni_core.engine.stage_process import StageState
-from omni_core.errors import ConfigError, StageDeadError
+from omni_core.errors import ConfigError, StageDeadError, StageStartError
 from omni_core.request import OmniRequest
 from omni_core.stage import RestartPolicy
 from omni_core.testing.fakes import make_audio
+from omni_core.testing.pipelines import fake_pipeline
 from omni_core.testing.running import audio, collect, loads, pids, request, running, states, until_empty
 from omni_core.testing.waiting import async_wait_until
 
@@ -266,12 +269,25 @@ async def test_stop_ends_a_restart_that_is_under_way() -> None:
 
 
 async def test_start_that_fails_is_not_a_death_to_recover_from() -> None:
-    from omni_core.errors import StageStartError
-    from omni_core.testing.pipelines import fake_pipeline
-
     orchestrator = Orchestrator(fake_pipeline(restart=AGAIN, engine_args={1: {"fail": "no memory"}}))
 
     with pytest.raises(StageStartError, match="no memory"):
         await asyncio.wait_for(orchestrator.start(), 20)
 
     assert [stage["restarts"] for stage in orchestrator.health()["stages"]] == [0, 0]
+
+
+async def test_restarts_leave_no_descriptor_open_and_no_file_but_the_last_log() -> None:
+    async with running(restart=RestartPolicy("on-failure", backoff_s=0.01, max=10)) as orchestrator:
+        gc.collect()
+        before = psutil.Process().num_fds()
+
+        for restarts in range(1, 5):
+            os.kill(pids(orchestrator)[1], signal.SIGKILL)
+            await async_wait_until(
+                lambda wanted=restarts: orchestrator.health()["stages"][1]["restarts"] == wanted, "the restart to begin"
+            )
+            await async_wait_until(lambda: states(orchestrator) == ["ready", "ready"], "the stage to be back")
+
+        assert psutil.Process().num_fds() == before
+        assert sorted(os.listdir(orchestrator.run_dir or "")) == ["stage0-talker.log", "stage1-vocoder.4.log"]

@@ -1,6 +1,7 @@
 """From the talker to the codec: frames become payloads, in the talker's stage process.
 
-A payload holds `codes` int32 [frames, codebooks]. The codec keeps a state for each stream, so no frame is sent twice.
+A payload holds `codes` int32 [frames, codebooks]. The codec keeps a state for each stream, so no frame is sent twice. The first
+payload of a continuation also holds `ref_codes`, the recording that the codec hears before the first new frame.
 
 Talkers of the delay pattern make rows in which codebook k is k steps late: frame t is row[t + k, k] for each k. Rows before and
 after the speech hold only pads, and so do the frames that they make.
@@ -30,7 +31,7 @@ def talker2codec_async_chunk(handoff: Handoff, output: StageOutput) -> Payload |
 
 def talker2codec(handoff: Handoff, output: StageOutput) -> Payload:
     """Return all frames of a request as one payload, an empty one if there are none."""
-    return _payload(_rows(output))
+    return _payload(handoff, _rows(output), first=True)
 
 
 def delayed_talker2codec_async_chunk(handoff: Handoff, output: StageOutput) -> Payload | None:
@@ -45,7 +46,7 @@ def delayed_talker2codec_async_chunk(handoff: Handoff, output: StageOutput) -> P
 
 def delayed_talker2codec(handoff: Handoff, output: StageOutput) -> Payload:
     """Return all frames of a request as one payload, for a talker of the delay pattern."""
-    return _payload(_spoken(_align(_rows(output))))
+    return _payload(handoff, _spoken(_align(_rows(output))), first=True)
 
 
 def _rows(output: StageOutput) -> np.ndarray[Any, Any]:
@@ -67,7 +68,7 @@ def _spoken(frames: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 def _next_chunk(handoff: Handoff, frames: np.ndarray[Any, Any], *, finished: bool) -> Payload | None:
     state = handoff.state
     if "policy" not in state:
-        state["policy"] = ChunkPolicy.read(handoff.options)
+        state["policy"] = ChunkPolicy.read(handoff.options, handoff.inputs.get("initial_codec_chunk_frames"))
         state["pending"], state["sent"] = [], 0
     policy: ChunkPolicy = state["policy"]
     pending: list[np.ndarray[Any, Any]] = state["pending"]
@@ -77,8 +78,11 @@ def _next_chunk(handoff: Handoff, frames: np.ndarray[Any, Any], *, finished: boo
         return None
     state["pending"] = []
     state["sent"] += 1
-    return _payload(np.concatenate(pending) if pending else _NONE)
+    return _payload(handoff, np.concatenate(pending) if pending else _NONE, first=state["sent"] == 1)
 
 
-def _payload(frames: np.ndarray[Any, Any]) -> Payload:
-    return {"codes": frames} if len(frames) else {}
+def _payload(handoff: Handoff, frames: np.ndarray[Any, Any], *, first: bool) -> Payload:
+    if not len(frames):
+        return {}
+    continued = handoff.inputs.get("ref_codes") if first else None
+    return {"codes": frames} if continued is None else {"codes": frames, "ref_codes": np.asarray(continued, dtype=np.int32)}

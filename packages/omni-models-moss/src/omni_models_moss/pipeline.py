@@ -8,7 +8,9 @@ from typing import Any
 from omni_core.pipeline import ExecutionType, PipelineConfig, StagePipelineConfig
 
 _HANDOFF = "omni_models_moss.handoff"
+_LOCAL = "omni_models_moss.local"
 _IM_END = 151645
+"""Ends a turn of the chat in the released tokenizer. Local ends with `audio_end`, which its input processor adds."""
 
 
 def _codec(model_stage: str, *, native: bool = False) -> StagePipelineConfig:
@@ -28,13 +30,19 @@ def _codec(model_stage: str, *, native: bool = False) -> StagePipelineConfig:
 
 
 def _talker(
-    model_stage: str, constraints: Mapping[str, Any], *, native: bool = False, handoff: str = "talker2codec"
+    model_stage: str,
+    constraints: Mapping[str, Any],
+    *,
+    native: bool = False,
+    handoff: str = "talker2codec",
+    inputs: str | None = None,
 ) -> StagePipelineConfig:
     return StagePipelineConfig(
         stage_id=0,
         model_stage=model_stage,
         owns_tokenizer=True,
         engine_output_type="latent",
+        custom_process_input_func=inputs,
         custom_process_next_stage_input_func=f"{_HANDOFF}:{handoff}",
         async_chunk_process_next_stage_input_func=f"{_HANDOFF}:{handoff}_async_chunk",
         sampling_constraints=constraints,
@@ -47,8 +55,14 @@ MOSS_TTS_LOCAL = PipelineConfig(
     model_arch="MossTTSLocalModel",
     hf_architectures=("MossTTSLocalModel",),
     default_deploy_config_name="moss_tts_local.yaml",
+    speech=f"{_LOCAL}.speech:LocalSpeech",
     stages=(
-        _talker("moss_tts_local", {"detokenize": False, "stop_token_ids": [_IM_END]}, native=True),
+        _talker(
+            "moss_tts_local",
+            {"detokenize": False, "stop_token_ids": [_IM_END]},
+            native=True,
+            inputs=f"{_LOCAL}.input:LocalInput",
+        ),
         _codec("moss_tts_local_codec", native=True),
     ),
 )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from omni_core.hookspecs import hookimpl
+from omni_core.tiny import TinyModelEntry
 from omni_models_moss.pipeline import MOSS_TTS_DELAY, MOSS_TTS_LOCAL, MOSS_TTS_REALTIME
 from omni_models_moss.stream import check_edges
 
@@ -28,6 +29,21 @@ def omni_pipelines() -> Iterable[PipelineConfig]:
 
 
 @hookimpl
+def omni_architectures() -> Mapping[str, str]:
+    """Map the architectures of this package to their classes."""
+    return {
+        "MossTTSLocalModel": "omni_models_moss.local.talker:MossTTSLocalTalker",
+        "MossTTSCodecDecoder": "omni_models_moss.code2wav:MossTTSCodecDecoder",
+    }
+
+
+@hookimpl
+def omni_hf_configs() -> Mapping[str, str]:
+    """Map `moss_tts_local`, which transformers does not know, to its configuration class."""
+    return {"moss_tts_local": "omni_models_moss.local.config:MossTTSLocalConfig"}
+
+
+@hookimpl
 def omni_deploy_dirs() -> Iterable[Traversable]:
     """Offer the folder of bundled deploy files."""
     return (files("omni_models_moss") / "deploy",)
@@ -46,3 +62,15 @@ def omni_config_resolved(stages: tuple[ResolvedStage, ...]) -> None:
     """Check the chunk policy of this package's edges before anything starts."""
     if stages and stages[0].pipeline in _PIPELINES:
         check_edges(stages)
+
+
+@hookimpl
+def omni_tiny_models() -> Iterable[TinyModelEntry]:
+    """Offer tiny checkpoints."""
+    return (
+        TinyModelEntry(
+            name="moss_tts_local",
+            summary="MOSS-TTS Local 1.5 and its codec with random weights: stereo noise instead of speech",
+            target="omni_models_moss.local.tiny:build_tiny",
+        ),
+    )

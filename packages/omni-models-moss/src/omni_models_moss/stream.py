@@ -33,10 +33,16 @@ class ChunkPolicy:
     """Frames of the first payload."""
 
     @classmethod
-    def read(cls, options: Mapping[str, Any]) -> ChunkPolicy:
-        """Return the policy of an edge whose options `check_options` has accepted."""
+    def read(cls, options: Mapping[str, Any], initial: int | None = None) -> ChunkPolicy:
+        """Return the policy of an edge.
+
+        Args:
+            options: What `check_options` has accepted.
+            initial: Frames of the first payload as the request wants them; 0 means a steady one, None what the options say.
+        """
         steady = int(options.get("codec_chunk_frames", cls.steady))
-        initial = int(options.get("initial_codec_chunk_frames", cls.initial)) or steady
+        chosen = options.get("initial_codec_chunk_frames", cls.initial) if initial is None else initial
+        initial = int(chosen) or steady
         return cls(steady=steady, initial=min(initial, steady))
 
     def size(self, sent: int) -> int:

@@ -80,11 +80,14 @@ def omni_deploy_dirs() -> Iterable[Traversable]:
 
 @hookimpl
 def omni_stage_runner(stage: ResolvedStage, platform: Platform) -> RunnerEntry | None:
-    """Say which stages of this package's pipelines have no model class yet; the choice for all others is core's."""
+    """Choose for talkers whose process makes audio, and say which stages have no model class yet; all others are core's."""
     from omni_core.runner import UNAVAILABLE
 
-    has_class = stage.architecture_target is not None or stage.architecture in _OF_VLLM
-    return UNAVAILABLE if stage.pipeline in _PIPELINES and not has_class else None
+    if stage.pipeline not in _PIPELINES:
+        return None
+    if stage.architecture_target is None and stage.architecture not in _OF_VLLM:
+        return UNAVAILABLE
+    return qwen3_tts_checks.talker_runner(stage)
 
 
 @hookimpl

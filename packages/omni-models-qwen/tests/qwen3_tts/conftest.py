@@ -48,3 +48,9 @@ def decoder_of() -> Callable[..., Any]:
         return loaded[key]
 
     return load
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """Async tests run on asyncio, as the stage host does."""
+    return "asyncio"

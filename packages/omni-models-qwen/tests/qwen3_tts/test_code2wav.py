@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,8 @@ from omni_core.engine.light_runner import LightRunner
 from omni_core.errors import ConfigError, RequestError
 from omni_core.payload import decode_payload, encode_payload
 from omni_core.runner import LightChunk, StageInput
-from omni_core.stage import ResolvedStage
-from omni_models_qwen.qwen3_tts.code2wav import Qwen3TTSCode2Wav
+from omni_core.stage import ResolvedEdge, ResolvedStage
+from omni_models_qwen.qwen3_tts.code2wav import Qwen3TTSCode2Wav, allow_tf32
 
 pytestmark = pytest.mark.engine
 
@@ -198,3 +198,121 @@ def test_the_codes_of_the_audio_come_with_it(model: Qwen3TTSCode2Wav) -> None:
 
     assert output["codes"].dtype == np.int32
     np.testing.assert_array_equal(output["codes"], codes(3))
+
+
+def test_audio_that_came_with_the_first_frames_is_passed_on_and_primes_the_state(model: Qwen3TTSCode2Wav) -> None:
+    """TT-10: nothing doubled, nothing lost; the audio after it is that of a request which brought none."""
+    frame, later = codes(1), codes(5, 7)
+    regular = chunk(model, codes=frame)
+    expected = [*audio(model, regular), *audio(model, chunk(model, regular.state, codes=later))]
+    marked = chunk(model, codes=frame, audio=expected[0])
+
+    ready = model.ready(marked.payload)
+    (primed,) = model.step([marked])
+    (after,) = audio(model, chunk(model, marked.state, codes=later))
+
+    assert ready is not None
+    np.testing.assert_array_equal(ready["audio"], expected[0])
+    np.testing.assert_array_equal(ready["codes"], frame)
+    assert primed == {}
+    np.testing.assert_allclose(after, expected[1], atol=1e-6)
+    assert marked.state.frames == 6
+
+
+def test_frames_beside_the_one_that_has_audio_are_decoded(model: Qwen3TTSCode2Wav) -> None:
+    (whole,) = audio(model, chunk(model, codes=codes(4)))
+    marked = chunk(model, codes=codes(4), audio=whole[:FRAME])
+
+    (output,) = model.step([marked])
+
+    np.testing.assert_allclose(output["audio"], whole[FRAME:], atol=1e-5)
+    np.testing.assert_array_equal(output["codes"], codes(4)[1:])
+
+
+def test_request_without_the_marker_is_decoded_whole_in_the_same_stage(model: Qwen3TTSCode2Wav) -> None:
+    """TT-10: the option alone suppresses nothing; chunks with and without the marker are no group."""
+    regular = chunk(model, codes=codes(1))
+    marked = chunk(model, codes=codes(1), audio=np.zeros((FRAME, 1), np.float32))
+
+    assert model.ready(regular.payload) is None
+    assert model.group(regular) != model.group(marked)
+    (found,) = audio(model, regular)
+    assert found.shape == (FRAME, 1)
+
+
+@pytest.mark.parametrize(
+    "sound",
+    [
+        np.zeros((FRAME + 1, 1), np.float32),
+        np.zeros((2 * FRAME, 1), np.float32),
+        np.zeros((FRAME, 2), np.float32),
+        np.zeros((FRAME, 1), np.float64),
+        np.zeros((0, 1), np.float32),
+        7,
+    ],
+    ids=["cut", "too many frames", "stereo", "float64", "nothing", "no array"],
+)
+def test_audio_that_is_not_of_these_frames_is_refused_and_not_passed_on(model: Qwen3TTSCode2Wav, sound: Any) -> None:
+    bad = chunk(model, codes=codes(1), audio=sound)
+
+    assert model.ready(bad.payload) is None
+    with pytest.raises(RequestError, match="audio is not float32") as error:
+        model.step([bad])
+    assert error.value.where == "request r"
+    assert bad.state.frames == 0
+
+
+def test_audio_in_a_later_payload_or_with_a_reference_is_refused(model: Qwen3TTSCode2Wav) -> None:
+    sound = np.zeros((FRAME, 1), np.float32)
+    begun = chunk(model, codes=codes(1))
+    audio(model, begun)
+
+    with pytest.raises(RequestError, match="audio came after the first frames"):
+        model.step([chunk(model, begun.state, codes=codes(1), audio=sound)])
+    with pytest.raises(RequestError, match="audio came with ref_codes"):
+        model.step([chunk(model, codes=codes(1), ref_codes=codes(2), audio=sound)])
+
+
+def test_options_of_the_edge_bound_the_batch(tiny_base: Path, stage_of: Callable[..., ResolvedStage]) -> None:
+    """TT-16."""
+    edge = ResolvedEdge(0, 1, "shm", "m:C", stream={"decode_batch_max_size": 4})
+
+    assert Qwen3TTSCode2Wav.load(stage_of(tiny_base, 1, inputs=(edge,))).max_batch == 4
+    assert Qwen3TTSCode2Wav.load(stage_of(tiny_base, 1)).max_batch == 0
+
+
+def test_first_frames_have_their_own_queue_unless_the_single_stage_says_otherwise(
+    tiny_base: Path, stage_of: Callable[..., ResolvedStage]
+) -> None:
+    """TT-05."""
+    for own, expected in (
+        ({}, True),
+        ({"talker_stream_first_audio": True}, True),
+        ({"talker_stream_first_audio": False}, False),
+    ):
+        stage = stage_of(tiny_base, 1, engine_args={"additional_config": own})
+
+        assert Qwen3TTSCode2Wav.load(stage).firsts_first is expected
+
+
+@pytest.fixture
+def tf32() -> Iterator[Any]:
+    """The switches of torch, as they were afterwards."""
+    import torch
+
+    switches = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = [switch.allow_tf32 for switch in switches]
+    yield switches
+    for switch, value in zip(switches, before, strict=True):
+        switch.allow_tf32 = value
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_tf32_is_a_switch(allowed: bool, tf32: Any) -> None:
+    """TT-16: decode_enable_tf32."""
+    for switch in tf32:
+        switch.allow_tf32 = not allowed
+
+    allow_tf32(allowed)
+
+    assert [switch.allow_tf32 for switch in tf32] == [allowed, allowed]

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from omni_core.modelkit.weights import TensorReader
 from omni_models_qwen.qwen3_tts.codec_config import CodecDecoderConfig
 from omni_models_qwen.qwen3_tts.codec_flow import Flow, MemoryPlan
 from omni_models_qwen.qwen3_tts.codec_transformer import WindowTransformer
-from omni_models_qwen.qwen3_tts.weights import TensorReader
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("inference")]
 

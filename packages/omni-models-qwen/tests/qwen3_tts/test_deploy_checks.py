@@ -171,7 +171,10 @@ def test_option_of_the_edge_does_not_belong_to_a_stage(key: str, resolve: Resolv
         ("initial_codec_chunk_frames: 1.5", "initial_codec_chunk_frames must be a whole number"),
         ("ref_audio_artifact_cache_max_entries: -1", "ref_audio_artifact_cache_max_entries must be"),
         ("talker_first_audio: 1", "talker_first_audio must be true or false"),
-        ('codec_chunk_ramp: "4,x"', "codec_chunk_ramp must be a list of whole numbers"),
+        ("decode_cudagraph_capture_sizes: 4", "decode_cudagraph_capture_sizes must be a list of whole numbers"),
+        ("decode_chunk_frames: 300", "'decode_chunk_frames' has no meaning here"),
+        ("decode_left_context_frames: 25", "'decode_left_context_frames' has no meaning here"),
+        ("connector_get_sleep_s: fast", "connector_get_sleep_s must be a number of at least 0"),
         ("decode_cudagraph_batch_sizes: [0]", "decode_cudagraph_batch_sizes must be a list of whole numbers"),
         ("talker_stream_decode: true", "'talker_stream_decode' is not an option"),
     ],
@@ -193,8 +196,24 @@ def test_wrong_option_of_the_edge_names_key_and_value(
         ("decode_cudagraph_batch_sizes: [1, 2], decode_batch_max_size: 4", ("decode_batch_max_size is 4", "sizes is 2")),
         ("codec_chunk_frames: 10, initial_codec_chunk_frames: 12", ("initial_codec_chunk_frames 12 is cut", "frames 10")),
         ('codec_chunk_ramp: "4, 8, 16"', ("codec_chunk_ramp ends with 16", "codec_chunk_frames 25")),
+        ('codec_chunk_ramp: "4,x"', ("codec_chunk_ramp is off: '4,x' is not at least 2 whole numbers above 0",)),
+        ("codec_chunk_ramp: [25]", ("codec_chunk_ramp is off: [25]",)),
+        ("codec_chunk_ramp: [4, 0]", ("codec_chunk_ramp is off: [4, 0]",)),
+        ("codec_chunk_ramp: [4, 25], codec_chunk_adaptive: true", ("codec_chunk_ramp has no effect, because",)),
+        ("codec_chunk_min_frames: 4", ("codec_chunk_min_frames without codec_chunk_adaptive: true",)),
+        ("codec_chunk_min_frames: 40, codec_chunk_adaptive: true", ("codec_chunk_min_frames 40 is cut",)),
     ],
-    ids=["TT-16-buckets", "TT-15-initial", "TT-15-ramp"],
+    ids=[
+        "TT-16-buckets",
+        "TT-15-initial",
+        "TT-15-ramp",
+        "TT-15-ramp-text",
+        "TT-15-ramp-short",
+        "TT-15-ramp-zero",
+        "TT-15-both",
+        "TT-15-not-adaptive",
+        "TT-15-least",
+    ],
 )
 def test_options_that_fit_each_other_badly_are_one_warning(
     text: str, words: tuple[str, ...], resolve: Resolve, overlay: Callable[..., Path]
@@ -213,9 +232,8 @@ def test_options_that_fit_each_other_badly_are_one_warning(
         ("async_chunk: false\n", "cuda", "async_chunk is off"),
         ("distributed_executor_backend: mp\n", "cuda", "distributed_executor_backend is mp, not uni"),
         ("enable_prefix_caching: true\n", "cuda", "enable_prefix_caching is not false"),
-        ("", "cuda", "the talker of this version holds no decoder"),
     ],
-    ids=["cpu", "runner", "chunks", "executor", "prefixes", "everything-is-met"],
+    ids=["cpu", "runner", "chunks", "executor", "prefixes"],
 )
 def test_first_audio_that_falls_back_is_said_once_with_the_reason(
     text: str,
@@ -231,6 +249,62 @@ def test_first_audio_that_falls_back_is_said_once_with_the_reason(
 
     (message,) = caplog.messages
     assert message == f"stage 0 (qwen3_tts): Code2Wav delivers the first audio too (talker_first_audio): {reason}"
+
+
+def test_first_audio_runs_in_the_talkers_process_where_everything_is_met(
+    resolve: Resolve, caplog: pytest.LogCaptureFixture
+) -> None:
+    """TT-09, TT-11."""
+    with caplog.at_level(logging.INFO, logger=LOGGER):
+        talker, codec = resolve("qwen3_tts", "qwen3_tts.yaml").stages
+
+    assert caplog.messages == ["stage 0 (qwen3_tts): its process delivers the first frame's audio (talker_first_audio)"]
+    assert talker.runner == "omni_models_qwen.qwen3_tts.talker_runners:FirstAudioRunner"
+    assert talker.requires == ("torch", "vllm")
+    assert codec.runner == "omni_core.engine.light_runner:LightRunner"
+
+
+def test_first_audio_that_falls_back_keeps_cores_runner(resolve: Resolve, overlay: Callable[..., Path]) -> None:
+    for text in ("model_runner: v1\n", extra("talker_first_audio: false")):
+        talker = resolve("qwen3_tts", overlay("qwen3_tts.yaml", text)).stages[0]
+
+        assert talker.runner == "omni_core.engine.ar.runner:ArRunner"
+
+
+def test_switch_for_tests_waives_platform_and_runner_and_nothing_else(
+    resolve: Resolve, overlay: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OMNI_TEST_CUDA_PATHS", "1")
+
+    assert resolve("qwen3_tts", platform="cpu").stages[0].runner.endswith(":FirstAudioRunner")
+    (fused,) = resolve("qwen3_tts", overlay(FUSED, "model_runner: v1\n"), platform="cpu").stages
+    assert fused.runner.endswith(":FusedRunner")
+    with caplog.at_level(logging.INFO, logger=LOGGER):
+        resolve("qwen3_tts", overlay("qwen3_tts.yaml", "async_chunk: false\n"), platform="cpu")
+    assert caplog.messages[-1].endswith("(talker_first_audio): async_chunk is off")
+
+
+def test_single_stage_runs_with_the_decoder_in_its_process(resolve: Resolve) -> None:
+    """TT-02."""
+    (stage,) = resolve("qwen3_tts", FUSED).stages
+
+    assert stage.runner == "omni_models_qwen.qwen3_tts.talker_runners:FusedRunner"
+    assert stage.requires == ("torch", "vllm")
+
+
+def test_options_without_effect_are_said_with_the_reason(
+    resolve: Resolve, overlay: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """TT-16."""
+    text = extra("connector_get_sleep_s: 0.01, codec_time_major: true, talker_first_audio: false")
+    with caplog.at_level(logging.INFO, logger=LOGGER):
+        resolved = resolve("qwen3_tts", overlay("qwen3_tts.yaml", text))
+
+    (message,) = caplog.messages
+    assert message.startswith("connectors.connector_of_shared_memory.extra: without effect here: ")
+    assert "connector_get_sleep_s (chunks are announced" in message
+    assert "codec_time_major (the codec has one layout)" in message
+    assert resolved.warnings == ()
 
 
 def test_nothing_is_said_where_first_audio_is_off(

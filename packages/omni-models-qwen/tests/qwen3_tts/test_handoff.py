@@ -7,7 +7,7 @@ import pytest
 
 from omni_core.payload import Payload
 from omni_core.runner import Handoff, StageOutput
-from omni_models_qwen.qwen3_tts.handoff import CODES, talker2code2wav, talker2code2wav_async_chunk
+from omni_models_qwen.qwen3_tts.handoff import CODES, FIRST_AUDIO, talker2code2wav, talker2code2wav_async_chunk
 
 
 def _handoff(options: dict[str, Any] | None = None, **inputs: Any) -> Handoff:
@@ -61,7 +61,7 @@ def test_the_reference_goes_with_the_first_payload_only_and_keeps_its_end() -> N
 
 
 def test_no_context_means_no_reference_frames() -> None:
-    (payload,) = _run(_handoff({"ref_code_context_frames": 0}, ref_codes=_frames(0, 5)), 3)
+    (payload,) = _run(_handoff({"ref_code_context_frames": 0, "initial_codec_chunk_frames": 25}, ref_codes=_frames(0, 5)), 3)
 
     assert payload["ref_codes"].shape == (0, 16)
 
@@ -79,3 +79,32 @@ def test_a_request_without_frames_hands_on_an_empty_payload() -> None:
     payload = talker2code2wav(_handoff(), StageOutput(finished=True))
 
     assert payload["codes"].shape == (0, 16)
+
+
+def test_audio_of_the_first_frame_leaves_at_once_and_marks_its_payload_alone() -> None:
+    """TT-10."""
+    handoff = _handoff({"codec_chunk_frames": 4, "initial_codec_chunk_frames": 4})
+    sound = np.zeros((1920, 1), np.float32)
+
+    first = talker2code2wav_async_chunk(handoff, StageOutput(tensors={CODES: _frames(0, 1), FIRST_AUDIO: sound}))
+    rest = [talker2code2wav_async_chunk(handoff, StageOutput(tensors={CODES: _frames(i, 1)})) for i in range(1, 5)]
+
+    assert first is not None
+    assert (first["codes"].shape, first["audio"] is sound) == ((1, 16), True)
+    assert rest[:3] == [None, None, None]
+    assert rest[3] is not None
+    assert (rest[3]["codes"].shape, "audio" in rest[3]) == ((4, 16), False)
+
+
+def test_a_full_stage_makes_the_first_payload_larger() -> None:
+    """TT-15."""
+    sizes = []
+    for load in (0.0, 0.5, 1.0):
+        handoff, count = _handoff(), 0
+        made = None
+        while made is None:
+            made = talker2code2wav_async_chunk(handoff, StageOutput(tensors={CODES: _frames(count, 1)}, load=load))
+            count += 1
+        sizes.append(len(made["codes"]))
+
+    assert sizes == [1, 4, 16]

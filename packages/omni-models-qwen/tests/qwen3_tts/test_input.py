@@ -69,7 +69,7 @@ def test_ids_are_placeholders_that_no_penalty_can_hurt(data_folder: Path, stage_
 
     assert set(made.prompt_token_ids) == {2148}
     assert len(made.prompt_token_ids) == len(made.model_inputs["codes"])
-    assert made.handoff == {"num_codes": 16, "ref_codes": None, "initial_codec_chunk_frames": 3}
+    assert made.handoff == {"num_codes": 16, "ref_codes": None, "initial_codec_chunk_frames": 3, "frame_s": 0.08}
 
 
 def test_model_inputs_can_cross_a_process(data_folder: Path, stage_of: Callable[..., ResolvedStage]) -> None:

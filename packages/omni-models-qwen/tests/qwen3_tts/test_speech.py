@@ -100,7 +100,8 @@ def test_a_text_that_is_too_long_is_refused_with_the_limit(custom: Qwen3TTSSpeec
         ("base", replace(CLONE, task_type="CustomVoice"), "task_type"),
         ("custom_voice", replace(TEXT, task_type="VoiceDesign"), "task_type"),
         ("custom_voice", CLONE, "ref_audio"),
-        ("voice_design", replace(TEXT, speaker_embedding=(0.0,) * 48), "ref_audio"),
+        ("voice_design", replace(TEXT, speaker_embedding=(0.0,) * 48), "speaker_embedding"),
+        ("custom_voice", replace(TEXT, ref_text="Words"), "ref_text"),
         ("custom_voice", replace(TEXT, task_type="Opera"), "task_type"),
     ],
 )
@@ -274,3 +275,12 @@ def test_a_number_out_of_range_or_an_unknown_field_is_refused(custom: Qwen3TTSSp
     name = next(iter(changes.get("extra", changes)))
 
     assert _refused(custom, replace(TEXT, **changes)).param == name
+
+
+def test_limit_of_the_deployment_replaces_the_models(design: Qwen3TTSSpeech) -> None:
+    limited = Qwen3TTSSpeech(design.model, {"tts_max_instructions_length": 4, "session_mode": "turn"})
+
+    assert (design.traits.max_instructions_chars, limited.traits.max_instructions_chars) == (500, 4)
+    error = _refused(limited, SpeechPrompt("hello", instructions="a low voice"))
+    assert error.param == "instructions"
+    assert limited.prepare(SpeechPrompt("hello", instructions="low")).inputs["instructions"] == "low"

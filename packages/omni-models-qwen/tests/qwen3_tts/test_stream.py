@@ -5,37 +5,7 @@ from typing import Any
 import pytest
 
 from omni_core.errors import ConfigError
-from omni_models_qwen.qwen3_tts.stream import ChunkPolicy, check_options
-
-
-def _sizes(policy: ChunkPolicy, count: int) -> list[int]:
-    return [policy.size(sent) for sent in range(count)]
-
-
-@pytest.mark.parametrize(
-    ("options", "initial", "expected"),
-    [
-        ({}, None, [25, 25, 25]),
-        ({"initial_codec_chunk_frames": 1}, None, [1, 25, 25]),
-        ({"initial_codec_chunk_frames": 1}, 4, [4, 25, 25]),
-        ({"initial_codec_chunk_frames": 1}, 0, [25, 25, 25]),
-        ({"codec_chunk_frames": 10, "initial_codec_chunk_frames": 30}, None, [10, 10, 10]),
-        ({"codec_chunk_ramp": [1, 4, 8]}, 2, [1, 4, 8]),
-        ({"codec_chunk_ramp": "1, 4,8"}, None, [1, 4, 8]),
-    ],
-    ids=["default", "configured", "request beats configured", "request turns it off", "clamped", "ramp beats both", "text"],
-)
-def test_first_payloads_may_be_smaller(options: dict[str, Any], initial: int | None, expected: list[int]) -> None:
-    assert _sizes(ChunkPolicy.read(options, initial), 3) == expected
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [({}, 25), ({"codec_left_context_frames": 72}, 72), ({"codec_left_context_frames": 72, "ref_code_context_frames": 8}, 8)],
-)
-def test_reference_context_falls_back_to_the_left_context(options: dict[str, Any], expected: int) -> None:
-    """TT-08."""
-    assert ChunkPolicy.read(options).ref_context == expected
+from omni_models_qwen.qwen3_tts.stream import check_options, ramp_sizes
 
 
 @pytest.mark.parametrize(
@@ -46,8 +16,9 @@ def test_reference_context_falls_back_to_the_left_context(options: dict[str, Any
         ({"codec_chunk_frames": True}, "whole number"),
         ({"ref_code_context_frames": -1}, "at least 0"),
         ({"talker_first_audio": "yes"}, "true or false"),
-        ({"codec_chunk_ramp": []}, "list of whole numbers"),
-        ({"codec_chunk_ramp": [0]}, "list of whole numbers"),
+        ({"codec_chunk_adaptive": 1}, "true or false"),
+        ({"codec_chunk_safety_margin_ms": -1}, "at least 0"),
+        ({"codec_chunk_ramp_divisor": 0}, "at least 1"),
         ({"left_context": 1}, "not an option"),
     ],
 )
@@ -57,3 +28,25 @@ def test_a_value_that_cannot_be_used_is_an_error_with_its_place(options: dict[st
         check_options(options, "connectors.shm.extra")
 
     assert caught.value.where == "connectors.shm.extra"
+
+
+@pytest.mark.parametrize(
+    ("value", "sizes"),
+    [
+        ([1, 4, 25], (1, 4, 25)),
+        ("1, 4,25", (1, 4, 25)),
+        (None, None),
+        ([], None),
+        ([25], None),
+        ("25", None),
+        ([1, 0], None),
+        ([1, True], None),
+        ([1, 2.0], None),
+        ("1,-2", None),
+        ("1,,2", None),
+        (7, None),
+    ],
+)
+def test_a_ramp_is_at_least_two_whole_numbers_above_zero(value: Any, sizes: tuple[int, ...] | None) -> None:
+    """TT-15."""
+    assert ramp_sizes(value) == sizes

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from omni_core.errors import ConfigError
+from omni_core.modelkit.tokenizer import TextTokenizer
 from omni_models_qwen.qwen3_tts.prompt import assistant_text, instruction_text, reference_text
-from omni_models_qwen.qwen3_tts.tokenizer import TextTokenizer
 
 PARTS = ("vocab.json", "merges.txt", "tokenizer_config.json")
 

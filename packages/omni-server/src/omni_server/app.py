@@ -15,6 +15,7 @@ from omni_server.context import ServerContext, ServerSettings, ServerState
 from omni_server.engine import Engine
 from omni_server.errors import HANDLERS
 from omni_server.middleware import ApiKeyMiddleware, BodyLimitMiddleware, RequestIdMiddleware
+from omni_server.observing import HttpMetricsMiddleware, TraceMiddleware
 
 
 def build_app(
@@ -38,7 +39,11 @@ def build_app(
     plugins = plugins or plugin_manager()
     context = ServerContext(engine, settings, state or ServerState())
     offers = plugins.collect("omni_routes", context=context)
-    app = Starlette(routes=collect_routes(offers), middleware=_middleware(settings), exception_handlers=HANDLERS)
+    found = collect_routes(offers)
+    watching = [Middleware(HttpMetricsMiddleware, registry=engine.telemetry.registry, routes=found)]
+    if engine.telemetry.is_traced:
+        watching.append(Middleware(TraceMiddleware))
+    app = Starlette(routes=found, middleware=[*watching, *_middleware(settings)], exception_handlers=HANDLERS)
     app.router.redirect_slashes = False
     app.state.context = context
     return app

@@ -6,7 +6,9 @@ import argparse
 import os
 
 from omni_core.engine.options import EngineOptions, LbPolicy
+from omni_core.engine.profiling import PROFILE_DIR_ENV
 from omni_core.errors import ConfigError
+from omni_core.observe.endpoint import TRACES_ENDPOINT_ENV
 from omni_server.context import ServerSettings
 
 
@@ -19,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_api_flags(parser.add_argument_group("API"))
     _add_limit_flags(parser.add_argument_group("limits and media"))
     _add_engine_flags(parser.add_argument_group("stages and requests"))
+    _add_observing_flags(parser.add_argument_group("observing"))
 
 
 def model_of(args: argparse.Namespace) -> str:
@@ -60,6 +63,9 @@ def make_settings(args: argparse.Namespace) -> ServerSettings:
         max_media_bytes=args.max_media_bytes,
         media_timeout=args.media_timeout,
         request_timeout=args.request_timeout,
+        reference_cache_entries=args.reference_cache_entries,
+        reference_cache_bytes=args.reference_cache_bytes,
+        profile_dir=args.profile_dir,
     )
 
 
@@ -95,6 +101,16 @@ def _add_limit_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--max-media-bytes", type=_positive, default=limits.max_media_bytes, metavar="N", help=text)
     text = f"seconds to fetch one reference audio, default {limits.media_timeout:g}"
     group.add_argument("--media-timeout", type=_seconds, default=limits.media_timeout, metavar="S", help=text)
+    text = (
+        f"clips of reference audio that are kept for requests to come, default {limits.reference_cache_entries}; 0 keeps none"
+    )
+    group.add_argument(
+        "--reference-cache-entries", type=_not_negative, default=limits.reference_cache_entries, metavar="N", help=text
+    )
+    text = f"bytes of the samples of these clips, default {limits.reference_cache_bytes}"
+    group.add_argument(
+        "--reference-cache-bytes", type=_not_negative, default=limits.reference_cache_bytes, metavar="N", help=text
+    )
     text = f"seconds until a request fails, default {limits.request_timeout:g}"
     group.add_argument("--request-timeout", type=_seconds, default=limits.request_timeout, metavar="S", help=text)
 
@@ -115,6 +131,23 @@ def _add_engine_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--max-queue-time", type=_seconds, metavar="S", help=text)
     text = f"seconds without progress after which a running request fails; 0 is never, default {engine.stall_timeout_s:g}"
     group.add_argument("--stall-timeout", type=_seconds, default=engine.stall_timeout_s, metavar="S", help=text)
+
+
+def _add_observing_flags(group: argparse._ArgumentGroup) -> None:
+    text = "log a line of statistics every so many seconds, 10 where no number is given; default none"
+    group.add_argument("--log-stats", nargs="?", type=_interval, const=10.0, metavar="SECONDS", help=text)
+    text = f"where OpenTelemetry traces are sent; default: {TRACES_ENDPOINT_ENV}, and without one nothing is traced"
+    group.add_argument("--otlp-traces-endpoint", metavar="URL", help=text)
+    text = "a folder for traces of PyTorch's profiler, which opens POST /start_profile and /stop_profile; default none"
+    group.add_argument("--profile-dir", metavar="DIR", help=text)
+
+
+def set_environment(args: argparse.Namespace) -> None:
+    """Put into the environment what stages read there, before any of them starts."""
+    if args.otlp_traces_endpoint:
+        os.environ[TRACES_ENDPOINT_ENV] = args.otlp_traces_endpoint
+    if args.profile_dir is not None:
+        os.environ[PROFILE_DIR_ENV] = os.path.abspath(args.profile_dir)
 
 
 def make_engine_options(args: argparse.Namespace) -> EngineOptions:
@@ -148,6 +181,13 @@ def _not_negative(text: str) -> int:
     if number < 0:
         raise argparse.ArgumentTypeError(f"{text} must be at least 0")
     return number
+
+
+def _interval(text: str) -> float:
+    seconds = float(text)
+    if not 0.1 <= seconds < 1e9:
+        raise argparse.ArgumentTypeError(f"{text} must be at least 0.1 seconds")
+    return seconds
 
 
 def _seconds(text: str) -> float:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
+
+from omni_server.reference_cache import MAX_BYTES, MAX_ENTRIES, ReferenceCache
 
 if TYPE_CHECKING:
     from omni_server.engine import Engine
@@ -33,6 +36,12 @@ class ServerSettings:
     """Seconds that fetching one reference audio may take, redirects included."""
     request_timeout: float = 600.0
     """Seconds until a request fails with 504."""
+    reference_cache_entries: int = MAX_ENTRIES
+    """Clips of reference audio that are kept for requests to come; 0 keeps none."""
+    reference_cache_bytes: int = MAX_BYTES
+    """Bytes of the samples of these clips; 0 keeps none."""
+    profile_dir: str | None = None
+    """The folder for the traces of /start_profile; None leaves it off."""
 
 
 @dataclass
@@ -50,6 +59,11 @@ class ServerContext:
     engine: Engine
     settings: ServerSettings
     state: ServerState = field(default_factory=ServerState)
+
+    @cached_property
+    def references(self) -> ReferenceCache:
+        """The reference audio that was loaded last."""
+        return ReferenceCache(self.settings.reference_cache_entries, self.settings.reference_cache_bytes)
 
     @property
     def model_names(self) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from omni_core.observe.telemetry import Telemetry
 from omni_core.request import OmniOutput
 from omni_core.speech import SpeechAdapter, SpeechPrompt
 from omni_core.stage import ResolvedPipeline
@@ -15,6 +16,8 @@ class Engine(Protocol):
 
     speech: SpeechAdapter | None
     """What the pipeline accepts as speech requests; None if it does not speak."""
+    telemetry: Telemetry
+    """The numbers and traces of the pipeline; the server adds its own."""
 
     @property
     def pipeline(self) -> ResolvedPipeline | None:
@@ -34,6 +37,12 @@ class Engine(Protocol):
 
     def health(self) -> Mapping[str, Any]:
         """Return `healthy` and `stages`: for each its `stage_id`, `name`, `replica`, `state` and the `reason` of a bad one."""
+        ...
+
+    async def call_stage(
+        self, stage_id: int, method: str, arguments: Mapping[str, Any] | None = None, *, timeout_s: float = 60.0
+    ) -> list[Any]:
+        """Call a method of a stage in every replica and return their answers."""
         ...
 
     async def start(self) -> None:

@@ -23,7 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from omni_core.errors import RequestError, StageDeadError
+from omni_core.errors import RequestError, StageDeadError, UnsupportedError
+from omni_core.observe.telemetry import Telemetry
 from omni_core.request import OmniOutput
 from omni_core.speech import PreparedSpeech, SpeechAdapter, SpeechPrompt, SpeechTraits
 from omni_core.stage import ResolvedPipeline
@@ -85,12 +86,15 @@ class FakeEngine:
     go_on: asyncio.Event = field(default_factory=asyncio.Event)
     """Lets the requests go on that wait for it (`wait-later`)."""
     closed: bool = False
+    calls: list[tuple[int, str]] = field(default_factory=list)
     pipeline: ResolvedPipeline | None = None
 
     speech: SpeechAdapter | None = field(init=False)
+    telemetry: Telemetry = field(init=False)
 
     def __post_init__(self) -> None:
         self.speech = FakeAdapter(self.traits) if self.speaks else None
+        self.telemetry = Telemetry(self.health)
 
     async def start(self) -> None:
         """Start at once, fail, or wait for ever, as the fields say."""
@@ -114,6 +118,15 @@ class FakeEngine:
         if self.dead_stage is not None:
             stages[self.dead_stage] |= {"state": "dead", "reason": "ended by signal 9"}
         return {"healthy": self.dead_stage is None, "requests": 0, "stages": stages}
+
+    async def call_stage(
+        self, stage_id: int, method: str, arguments: Mapping[str, Any] | None = None, *, timeout_s: float = 60.0
+    ) -> list[Any]:
+        """Record the call and answer for one replica; stage 1 can do nothing."""
+        self.calls.append((stage_id, method))
+        if stage_id == 1:
+            raise UnsupportedError("this stage computes without torch", where="stage 1 (code2wav)")
+        return [[f"/traces/stage{stage_id}/trace.json.gz"] if method == "stop_profile" else []]
 
     def tone(self, chunk: int) -> np.ndarray[Any, np.dtype[np.float32]]:
         """Return chunk number `chunk` of the tone [n, channels]; the second channel has half the amplitude."""

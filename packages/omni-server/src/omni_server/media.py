@@ -23,6 +23,7 @@ import numpy as np
 from omni_core.errors import RequestError
 from omni_core.speech import ReferenceAudio, SpeechTraits
 from omni_server.context import ServerSettings
+from omni_server.reference_cache import ReferenceCache, key_of
 
 MAX_REDIRECTS = 5
 MAX_PATH_CHARS = 4096
@@ -31,18 +32,33 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _FORMS = "send a data URI (data:audio/wav;base64,...), or a URL or file that the server allows"
 
 
-async def load_reference(source: str, settings: ServerSettings, traits: SpeechTraits, param: str) -> ReferenceAudio:
-    """Return the audio at `source`, mono.
+async def load_reference(
+    source: str, settings: ServerSettings, traits: SpeechTraits, param: str, cache: ReferenceCache | None = None
+) -> ReferenceAudio:
+    """Return the audio at `source`, with as many channels as the traits say the model can use, or mono.
 
     Args:
         source: A data URI, bare base64, an http(s) URL, a file URL or an absolute path.
         settings: What may be fetched, how much, and in what time.
-        traits: How long the audio may be.
+        traits: How long the audio may be, and how many channels the model can use.
         param: The request's field, for errors.
+        cache: Clips that were loaded before with the same settings and traits.
 
     Raises:
         RequestError: It is not permitted, cannot be fetched, is no audio, or is too short or too long.
     """
+    key = None
+    if cache is not None and cache.is_on:
+        key = await anyio.to_thread.run_sync(_locator_key, source, settings, param)
+        if key is not None and (known := cache.get(key)) is not None:
+            return known
+    audio = await _load(source, settings, traits, param)
+    if cache is not None and key is not None:
+        cache.put(key, audio)
+    return audio
+
+
+async def _load(source: str, settings: ServerSettings, traits: SpeechTraits, param: str) -> ReferenceAudio:
     try:
         async with asyncio.timeout(settings.media_timeout):
             data = await fetch_bytes(source, settings, param)
@@ -51,13 +67,34 @@ async def load_reference(source: str, settings: ServerSettings, traits: SpeechTr
     return await anyio.to_thread.run_sync(decode_reference, data, traits, param)
 
 
+def _locator_key(source: str, settings: ServerSettings, param: str) -> bytes | None:
+    """Return what a clip is known by in the cache; None for a file that is not there.
+
+    Raises:
+        RequestError: It is a local file that may not be read, or a URL of one that cannot be.
+    """
+    path = _file_url_path(source, param) if _scheme(source) == "file" else source
+    if not path.startswith("/") or len(path) > MAX_PATH_CHARS:
+        return key_of(source)
+    place = _permitted(path, settings, param)
+    try:
+        found = place.stat()
+    except OSError:
+        return None
+    return key_of(str(place), found.st_mtime_ns, found.st_size)
+
+
+def _scheme(source: str) -> str:
+    return source.partition(":")[0].lower() if _SCHEME.match(source) else ""
+
+
 async def fetch_bytes(source: str, settings: ServerSettings, param: str) -> bytes:
     """Return the bytes that `source` stands for, at most `settings.max_media_bytes`.
 
     Raises:
         RequestError: It is not permitted or cannot be fetched.
     """
-    scheme = source.partition(":")[0].lower() if _SCHEME.match(source) else ""
+    scheme = _scheme(source)
     if scheme == "data":
         return await anyio.to_thread.run_sync(_read_data_uri, source, settings.max_media_bytes, param)
     if scheme in ("http", "https"):
@@ -72,7 +109,7 @@ async def fetch_bytes(source: str, settings: ServerSettings, param: str) -> byte
 
 
 def decode_reference(data: bytes, traits: SpeechTraits, param: str) -> ReferenceAudio:
-    """Return the audio in `data` (any format libsndfile reads), its channels averaged.
+    """Return the audio in `data` (any format libsndfile reads), its channels averaged unless the model can use them.
 
     Raises:
         RequestError: It cannot be decoded, has samples that are no numbers, or lasts too short or too long.
@@ -94,10 +131,13 @@ def decode_reference(data: bytes, traits: SpeechTraits, param: str) -> Reference
         raise RequestError(f"`{param}` lasts {seconds:.2f} s", param=param, hint=allowed)
     if len(samples) < frames:
         raise RequestError(f"`{param}` is cut off: {len(samples)} of {frames} frames can be read", param=param)
-    mono: np.ndarray[Any, Any] = samples.mean(axis=1, dtype=np.float32)
-    if not np.isfinite(mono).all():
+    channels = samples.shape[1]
+    heard: np.ndarray[Any, Any] = samples
+    if channels == 1 or channels > traits.reference_channels:
+        heard = samples.mean(axis=1, dtype=np.float32)
+    if not np.isfinite(heard).all():
         raise RequestError(f"`{param}` has samples that are not finite numbers", param=param)
-    return ReferenceAudio(samples=mono, sample_rate=rate)
+    return ReferenceAudio(samples=heard, sample_rate=rate)
 
 
 def _read_data_uri(source: str, limit: int, param: str) -> bytes:
@@ -141,8 +181,8 @@ def _file_url_path(source: str, param: str) -> str:
     return unquote(parts.path)
 
 
-def _read_file(path: str, settings: ServerSettings, param: str) -> bytes:
-    """Read a regular file below the allowed folder; links are followed first and judged by where they lead."""
+def _permitted(path: str, settings: ServerSettings, param: str) -> Path:
+    """Return where a path leads if that is below the allowed folder; links are followed first."""
     if settings.allowed_local_media_path is None:
         hint = "the operator can allow a folder with --allowed-local-media-path"
         raise RequestError(f"`{param}` names a local file, and this server reads none", param=param, hint=hint)
@@ -155,6 +195,12 @@ def _read_file(path: str, settings: ServerSettings, param: str) -> bytes:
         raise RequestError(f"`{param}` names a path that leads nowhere", param=param) from error
     if not place.is_relative_to(root):
         raise RequestError(f"`{param}` names a file outside the folder that this server may read", param=param)
+    return place
+
+
+def _read_file(path: str, settings: ServerSettings, param: str) -> bytes:
+    """Read a regular file below the allowed folder."""
+    place = _permitted(path, settings, param)
     try:
         # No link may have appeared since, and opening a pipe must not wait for its writer.
         descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -25,7 +25,8 @@ def omni_commands() -> Iterable[CommandEntry]:
 
 @hookimpl
 def omni_routes(context: ServerContext) -> Iterable[BaseRoute]:
-    """Offer the speech, status and configuration routes."""
-    from omni_server import configuration, speech, status
+    """Offer the speech, status, metrics, profiler and configuration routes."""
+    from omni_server import configuration, metrics, profiler, speech, status
 
-    return [*status.routes(context), *configuration.routes(context), *speech.routes(context)]
+    modules = (status, metrics, profiler, configuration, speech)
+    return [route for module in modules for route in module.routes(context)]

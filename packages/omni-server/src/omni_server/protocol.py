@@ -69,6 +69,14 @@ class SpeechRequest(BaseModel):
     """A voice to imitate: a data URI, an http(s) URL, a file URL or an absolute path; or a list with one of them."""
     ref_text: str | None = None
     """What the reference audio says."""
+    ambient_sound: str | None = None
+    """What is heard behind the voice, such as rain."""
+    sound_event: str | None = None
+    """A sound to be heard beside the speech."""
+    quality: str | None = None
+    """How good the recording should sound."""
+    duration_seconds: Annotated[float, Field(gt=0, le=3600)] | None = None
+    """About how long the speech should be."""
     x_vector_only_mode: bool | None = None
     speaker_embedding: Embedding | None = None
     max_new_tokens: Annotated[int, Field(ge=1)] | None = None

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from omni_core.errors import OmniError
 from omni_server import listening
-from omni_server.arguments import add_arguments, make_engine_options, make_settings, model_of
+from omni_server.arguments import add_arguments, make_engine_options, make_settings, model_of, set_environment
 from omni_server.context import ServerSettings, ServerState
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ class ServeCommand:
 
     async def _serve(self, args: argparse.Namespace, settings: ServerSettings, sock: socket.socket) -> int:
         begin = time.monotonic()
+        set_environment(args)
         stop = StopSignal()
         with stop.installed():
             engine = self._make_engine(args)
@@ -94,6 +95,7 @@ class ServeCommand:
         server = _make_server(app, args, lambda: listening.announce(sock, args.host))
         listening.allow_restart(sock)
         serving = asyncio.create_task(server.serve(sockets=[sock]))
+        telling = asyncio.create_task(_tell(engine, args.log_stats))
         stopping = asyncio.create_task(stop.event.wait())
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not serving.done():
@@ -102,6 +104,8 @@ class ServeCommand:
         server.should_exit = True
         stopping.cancel()
         await serving
+        telling.cancel()
+        await asyncio.gather(telling, return_exceptions=True)
         if stop.number is None:
             raise OmniError("the HTTP server ended by itself", hint="the log above has the reason")
 
@@ -146,6 +150,12 @@ class StopSignal:
             os.kill(os.getpid(), number)
         self.number = number
         self.event.set()
+
+
+async def _tell(engine: Engine, interval_s: float | None) -> None:
+    """Log a line of statistics for each interval, if there is one."""
+    if interval_s is not None:
+        await engine.telemetry.stats_line().run(interval_s)
 
 
 def make_async_omni(args: argparse.Namespace) -> Engine:

@@ -20,10 +20,12 @@ from starlette.types import Send
 from omni_core.errors import OmniError, RequestError, ServiceError
 from omni_core.request import OmniOutput
 from omni_core.speech import SpeechPrompt, SpeechTraits
+from omni_server.audio_meter import AudioMeter
 from omni_server.context import ServerContext
 from omni_server.encoders import FORMATS, AudioEncoder, Samples, check_format, make_encoder
 from omni_server.errors import CLIENT_CLOSED_REQUEST, ApiError, error_object, log_service_error, request_id, unexpected_message
 from omni_server.media import load_reference
+from omni_server.observing import arrival
 from omni_server.protocol import SpeechRequest, parse
 from omni_server.status import check_model
 from omni_server.streaming import AnswerWriter, ClientGoneError, LiveAnswer, as_base64, sse, while_connected
@@ -83,6 +85,7 @@ class Synthesis:
     request: SpeechRequest
     prompt: SpeechPrompt
     engine_id: str
+    meter: AudioMeter
     ending: Ending = field(default_factory=Ending)
 
     @property
@@ -161,7 +164,7 @@ class SpeechEndpoint:
         in_thread = len(body) > LARGE_BODY_BYTES
         speech = await anyio.to_thread.run_sync(parse, SpeechRequest, body) if in_thread else parse(SpeechRequest, body)
         try:
-            synthesis = await while_connected(request.receive, self.prepare(speech))
+            synthesis = await while_connected(request.receive, self.prepare(speech, arrival(request.scope)))
         except ClientGoneError:
             logger.info("request %s: the client left before it was started", request_id(request.scope))
             return Response(status_code=CLIENT_CLOSED_REQUEST)
@@ -169,11 +172,12 @@ class SpeechEndpoint:
         deliver = {"whole": self._whole, "audio": self._audio, "sse": self._events}[speech.delivery]
 
         async def work(send: Send) -> None:
-            await deliver(synthesis, request.scope, send)
+            with synthesis.meter:
+                await deliver(synthesis, request.scope, send)
 
         return LiveAnswer(work)
 
-    async def prepare(self, speech: SpeechRequest) -> Synthesis:
+    async def prepare(self, speech: SpeechRequest, arrived: float) -> Synthesis:
         """Return the request with everything checked that the server can check, and its reference audio fetched.
 
         Raises:
@@ -192,7 +196,8 @@ class SpeechEndpoint:
             hint = "leave speed out, or ask for a whole file without stream and stream_format"
             raise RequestError(f"speed {speech.speed:g} cannot be streamed", param="speed", hint=hint)
         prompt = await self._prompt(speech, traits)
-        return Synthesis(self.context, traits, speech, prompt, f"speech-{uuid.uuid4().hex}")
+        meter = AudioMeter(self.context.engine.telemetry.registry, speech.delivery, rate, arrived)
+        return Synthesis(self.context, traits, speech, prompt, f"speech-{uuid.uuid4().hex}", meter)
 
     async def _prompt(self, speech: SpeechRequest, traits: SpeechTraits) -> SpeechPrompt:
         reference = None
@@ -203,7 +208,8 @@ class SpeechEndpoint:
             if not traits.clones:
                 hint = "use a checkpoint that clones voices, or leave ref_audio out"
                 raise RequestError("the served model does not imitate a voice", param="ref_audio", hint=hint)
-            reference = await load_reference(sources[0], self.context.settings, traits, "ref_audio")
+            context = self.context
+            reference = await load_reference(sources[0], context.settings, traits, "ref_audio", context.references)
         embedding = speech.speaker_embedding
         return SpeechPrompt(
             text=speech.input,
@@ -216,6 +222,10 @@ class SpeechEndpoint:
             x_vector_only_mode=speech.x_vector_only_mode,
             speaker_embedding=None if embedding is None else tuple(embedding),
             non_streaming_mode=speech.non_streaming_mode,
+            ambient_sound=speech.ambient_sound,
+            sound_event=speech.sound_event,
+            quality=speech.quality,
+            duration_seconds=speech.duration_seconds,
             max_new_tokens=speech.max_new_tokens,
             seed=speech.seed,
             initial_codec_chunk_frames=speech.initial_codec_chunk_frames,
@@ -230,6 +240,8 @@ class SpeechEndpoint:
         headers = synthesis.headers(FORMATS[synthesis.format].content_type) | synthesis.ending.headers()
         writer = AnswerWriter(send, headers | {"Content-Length": str(len(data))})
         await writer.write(data)
+        for piece in pieces:
+            synthesis.meter.sent(piece)
         await writer.end()
 
     async def _audio(self, synthesis: Synthesis, scope: Any, send: Send) -> None:
@@ -240,11 +252,13 @@ class SpeechEndpoint:
             async with aclosing(synthesis.pieces()) as source:
                 async for piece in source:
                     await writer.write(await _encode(synthesis, encoder, piece))
+                    synthesis.meter.sent(piece)
             await writer.write(await anyio.to_thread.run_sync(encoder.finish))
             await writer.end()
         except OmniError as error:
             if not writer.started:
                 raise
+            synthesis.meter.failed()
             log_service_error(scope, error)
             logger.warning("request %s: its stream is cut off, since it failed after it had begun", request_id(scope))
 
@@ -262,6 +276,7 @@ class SpeechEndpoint:
             async with aclosing(synthesis.pieces()) as source:
                 async for piece in source:
                     await delta(await _encode(synthesis, encoder, piece))
+                    synthesis.meter.sent(piece)
             await delta(await anyio.to_thread.run_sync(encoder.finish))
             ending = synthesis.ending
             done = {"type": "speech.audio.done", "usage": ending.usage(), "finish_reason": ending.finish_reason}
@@ -269,6 +284,7 @@ class SpeechEndpoint:
         except OmniError as error:
             if not writer.started:
                 raise
+            synthesis.meter.failed()
             log_service_error(scope, error)
             await writer.write(_error_event(error))
         except ClientGoneError:

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from omni_core.deploy.tree import Node
+from omni_core.deploy.tree import Node, shown
 from omni_core.errors import ConfigError
 
 _YAML_1_1 = {"yes", "no", "on", "off", "y", "n"}
@@ -47,7 +47,6 @@ def _describe(fault: Any, tree: Node, name: str) -> tuple[str, str, str]:
     path = tree.existing(fault["loc"])  # pydantic names members of unions too
     node = tree.find(path)
     field = name + ".".join(map(str, path))
-    shown = repr(node.plain() if fault["type"] != "missing" else None)
-    shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+    got = shown(node.plain() if fault["type"] != "missing" else None)
     message = fault["msg"][:1].lower() + fault["msg"][1:]
-    return node.place, field, f"{field}: {message} (got {shown})"
+    return node.place, field, f"{field}: {message} (got {got})"

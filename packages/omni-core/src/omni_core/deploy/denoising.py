@@ -60,9 +60,7 @@ def _parallel_faults(arguments: Mapping[str, Any]) -> Iterator[Fault]:
     if str(arguments.get("vae_parallel_mode", "")).startswith("spatial") and (
         (arguments.get("vae_patch_parallel_size") or 1) != (size := denoising_ranks(arguments))
     ):
-        text = (
-            f"vae_parallel_mode {arguments['vae_parallel_mode']} needs vae_patch_parallel_size {size}, all ranks"
-        )
+        text = f"vae_parallel_mode {arguments['vae_parallel_mode']} needs vae_patch_parallel_size {size}, all ranks"
         yield "vae_parallel_mode", text, f"set vae_patch_parallel_size: {size}, or vae_parallel_mode: tile"
 
 

@@ -12,7 +12,9 @@ Positive = Annotated[int, Field(ge=1)]
 class DiffusionFields(BaseModel):
     """Fields that only stages of the type DIFFUSION own."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True, allow_inf_nan=False, defer_build=True
+    )
 
     model_class_name: str | None = None
     """Class of the diffusion pipeline."""

@@ -5,7 +5,6 @@ The rules are DX, DP and FE of the contract. Replica groups are in `replica_grou
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -15,14 +14,13 @@ from pydantic import Field
 from omni_core.capabilities import DuplexCapabilities
 from omni_core.deploy.check import check_types
 from omni_core.deploy.frontends import Frontend, check_frontends, frontends
+from omni_core.deploy.notes import warn
 from omni_core.deploy.replica_groups import Group, capacity, replica_groups
 from omni_core.deploy.schema import DuplexSession, Positive
 from omni_core.deploy.tree import Node
 from omni_core.errors import ConfigError
 from omni_core.pipeline import PipelineConfig
 from omni_core.suggest import way_out
-
-logger = logging.getLogger(__name__)
 
 SessionMode = Literal["turn", "duplex"]
 _MODES: dict[str, SessionMode] = {"turn": "turn", "duplex": "duplex"}
@@ -173,7 +171,7 @@ def _warn_without_effect(settings: DuplexSettings, node: Node | None) -> None:
     for field in ("max_sessions_per_replica", "replica_groups"):
         if getattr(settings, field) is not None:
             where = _place(node, field) or "duplex_session"
-            logger.warning("%s: %s has no effect under replica_policy legacy", where, field)
+            warn(f"{where}: {field} has no effect under replica_policy legacy")
 
 
 def _place(node: Node | None, field: str) -> str:
@@ -220,16 +218,11 @@ def _warn_about_slots(plan: DuplexPlan, node: Node | None) -> None:
         return
     where, wanted = _place(node, "max_sessions") or "duplex_session", plan.settings.max_sessions
     if idle := [str(frontend.index) for frontend in plan.frontends if not frontend.max_sessions]:
-        logger.warning(
-            "%s: frontend %s of %d accepts no session, because max_sessions is %d",
-            where,
-            ", ".join(idle),
-            len(plan.frontends),
-            wanted,
-        )
+        listed = f"frontend {', '.join(idle)} of {len(plan.frontends)}"
+        warn(f"{where}: {listed} accepts no session, because max_sessions is {wanted}")
     admitted = admitted_sessions(plan)
     if admitted < wanted:
-        logger.warning("%s: max_sessions is %d, but at most %d can be open at once", where, wanted, admitted)
+        warn(f"{where}: max_sessions is {wanted}, but at most {admitted} can be open at once")
 
 
 def admitted_sessions(plan: DuplexPlan) -> int:

@@ -11,6 +11,7 @@ from omni_core.deploy.files import Deployment
 from omni_core.deploy.merge import merge
 from omni_core.deploy.notes import warn
 from omni_core.deploy.overrides import (
+    SAMPLING_OPTION,
     check_stage_ids,
     flag_name,
     flag_trees,
@@ -33,8 +34,8 @@ class CommandLine:
 
     flags: Mapping[str, Any]
     assigned: Assignments
-    sampling: Any
-    """The value of `--default-sampling-params`."""
+    sampling: Mapping[int, Mapping[str, Any]]
+    """What `--default-sampling-params` says of stages."""
     overrides: Mapping[int, Mapping[str, Any]]
     revision: str | None = None
 
@@ -51,7 +52,7 @@ def read_command_line(flags: Mapping[str, Any] | None, stage_overrides: Mapping[
         overrides[stage_id] = {**fields, **overrides.get(stage_id, {})}
     assigned = parse_assignments(rest.pop("set", None))
     return CommandLine(
-        sampling=rest.pop("default_sampling_params", None),
+        sampling=parse_stage_overrides(rest.pop("default_sampling_params", None), SAMPLING_OPTION),
         revision=rest.pop("revision", None),
         flags=rest,
         assigned=assigned,

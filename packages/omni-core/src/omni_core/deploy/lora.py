@@ -7,13 +7,15 @@ the stages that denoise (LR-06).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from omni_core.deploy.keys import LORA
 from omni_core.deploy.outcome import Outcome, place_of, stage_name
 from omni_core.errors import ConfigError, RequestError
 from omni_core.pipeline import ExecutionType, StagePipelineConfig
-from omni_core.stage import ResolvedStage, Source
+from omni_core.request import LoraAdapter
+from omni_core.stage import ResolvedPipeline, ResolvedStage, Source
 
 LORA_OPTIONS = (LORA - {"enable_lora"}) | {
     "lora_dtype",
@@ -97,6 +99,27 @@ def _check_denoising(stage: StagePipelineConfig, arguments: Mapping[str, Any], s
         warning = f"{stage_name(stage)}: lora_scale has no effect with lora_backend distill"
         return Outcome(warnings=(f"{place_of(sources, 'lora_scale')}: {warning}",))
     return Outcome()
+
+
+def adapter_of(lora_request: Any, pipeline: ResolvedPipeline) -> LoraAdapter | None:
+    """Return the adapter that a request asks for: our LoraAdapter, or vLLM's LoRARequest. None asks for none.
+
+    Raises:
+        RequestError: Stage 0 takes no adapters, it is no such object, or its folder holds no adapter.
+    """
+    if lora_request is None:
+        return None
+    check_adapter_request(pipeline.stages[ADAPTER_STAGE])
+    name, path = getattr(lora_request, "name", None), getattr(lora_request, "path", None)
+    if not (isinstance(name, str) and name and isinstance(path, (str, Path))):
+        raise RequestError(
+            f"a LoRA request has a name and a path, {lora_request!r} has not", hint="pass a LoraAdapter", param="lora_request"
+        )
+    if not Path(path, "adapter_config.json").is_file():
+        raise RequestError(
+            f"the LoRA adapter {name!r} is not in {path}", hint="name a folder with adapter_config.json", param="lora_request"
+        )
+    return LoraAdapter(name, str(Path(path).absolute()))
 
 
 def check_adapter_request(stage: ResolvedStage) -> None:

@@ -13,7 +13,7 @@ from omni_core.deploy.keys import DEPLOY_ONLY, LORA, check_stage_keys, fold_extr
 from omni_core.deploy.merge import merge
 from omni_core.deploy.notes import warn
 from omni_core.deploy.schema import DeployConfig, StageDeployConfig
-from omni_core.deploy.tree import Key, Node, from_plain
+from omni_core.deploy.tree import Key, Node, from_plain, shown
 from omni_core.errors import ConfigError
 from omni_core.pipeline import ExecutionType, PipelineConfig, StagePipelineConfig
 from omni_core.stage import Source
@@ -67,13 +67,13 @@ def parse_stage_overrides(value: Mapping[Any, Any] | str | None, option: str = _
     if isinstance(value, str):
         value = _parse_json(value, option)
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{_short(value)} is no object", where=option, hint=hint)
+        raise ConfigError(f"{shown(value, 120)} is no object", where=option, hint=hint)
     found: dict[int, dict[str, Any]] = {}
     for key, fields in value.items():
         if isinstance(key, bool) or not re.fullmatch(r"[0-9]{1,9}", str(key), re.ASCII):
-            raise ConfigError(f"{_short(key)} is no stage id", where=option, hint=hint)
+            raise ConfigError(f"{shown(key, 120)} is no stage id", where=option, hint=hint)
         if not isinstance(fields, Mapping):
-            raise ConfigError(f"the fields of stage {key} are {_short(fields)}, not an object", where=option, hint=hint)
+            raise ConfigError(f"the fields of stage {key} are {shown(fields, 120)}, not an object", where=option, hint=hint)
         found.setdefault(int(key), {}).update({str(name): item for name, item in fields.items() if item is not None})
     return found
 
@@ -91,15 +91,10 @@ def _parse_json(text: str, option: str) -> Any:
         return json.loads(text, object_pairs_hook=no_duplicates)
     except json.JSONDecodeError as error:
         raise ConfigError(
-            f"{_short(text)} is not JSON: {error.msg} at character {error.pos + 1}", where=option, hint=_EXAMPLES[option]
+            f"{shown(text, 120)} is not JSON: {error.msg} at character {error.pos + 1}", where=option, hint=_EXAMPLES[option]
         ) from error
     except (RecursionError, ValueError) as error:
-        raise ConfigError(f"{_short(text)} cannot be read: {error}", where=option, hint=_EXAMPLES[option]) from error
-
-
-def _short(value: Any) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 120 else f"{shown[:117]}..."
+        raise ConfigError(f"{shown(text, 120)} cannot be read: {error}", where=option, hint=_EXAMPLES[option]) from error
 
 
 def split_flat_overrides(flags: Mapping[str, Any]) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
@@ -156,13 +151,12 @@ def _without_aliases(stage_id: int, fields: Mapping[str, Any], pipeline: Pipelin
     return found
 
 
-def sampling_trees(value: Mapping[Any, Any] | str | None, pipeline: PipelineConfig) -> dict[int, Node]:
+def sampling_trees(given: Mapping[int, Mapping[str, Any]], pipeline: PipelineConfig) -> dict[int, Node]:
     """Return what `--default-sampling-params` says of each stage, as fields of the stage (SM-03).
 
     Raises:
-        ConfigError: It is not JSON, no object of stage ids to objects, or names a stage that does not exist (SM-04).
+        ConfigError: It names a stage that does not exist (SM-04).
     """
-    given = parse_stage_overrides(value, SAMPLING_OPTION)
     check_stage_ids(given, pipeline, where=SAMPLING_OPTION)
     found: dict[int, Node] = {}
     for stage_id, params in given.items():

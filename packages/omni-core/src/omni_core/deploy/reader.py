@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from omni_core.deploy.tree import MAX_DEPTH, Key, Node
+from omni_core.deploy.tree import MAX_DEPTH, Key, Node, shown
 from omni_core.errors import ConfigError
 from omni_core.stage import Source
 
 MAX_BYTES = 1 << 20
 """Largest deploy file; the largest one that anybody ships has a few KiB."""
+MAX_KEY = 256
+"""Most characters of a key; messages repeat keys in full."""
 MAX_VALUES = 100_000
 """Most values of a file, aliases written out."""
 _TAG = "tag:yaml.org,2002:"
@@ -162,12 +164,12 @@ class _Builder:
         if len(self._open) == MAX_DEPTH:
             raise ConfigError(f"this is nested more than {MAX_DEPTH} deep", where=place, hint="write it flat")
         self._open.add(id(node))
-        value = self._mapping(node) if isinstance(node, yaml.MappingNode) else self._list(node)
+        value = self._mapping(node) if isinstance(node, yaml.MappingNode) else self._list(node.value)
         self._open.discard(id(node))
         return Node(value, source, key_place, tag=tag)
 
-    def _list(self, node: yaml.SequenceNode) -> list[Node]:
-        items = [self.build(item) for item in node.value]
+    def _list(self, nodes: list[yaml.Node]) -> list[Node]:
+        items = [self.build(item) for item in nodes]
         for item in items:
             if item.tag and not item.is_mapping:
                 raise ConfigError(f"an item of a list cannot be !{item.tag}", where=item.place, hint="remove the tag")
@@ -203,6 +205,8 @@ class _Builder:
         value = self._scalar(node, place, expand=False) if isinstance(node, yaml.ScalarNode) else None
         if isinstance(value, bool) or not isinstance(value, (str, int)):
             raise ConfigError("a key must be a name or a number", where=place, hint="quote it if it is a name")
+        if isinstance(value, str) and len(value) > MAX_KEY:
+            raise ConfigError(f"a key of {len(value)} characters, {shown(value)}", where=place, hint="correct the key")
         return value
 
     def _scalar(self, node: yaml.ScalarNode, place: str, *, expand: bool = True) -> Any:
@@ -220,7 +224,7 @@ class _Builder:
             return convert(text)
         except ValueError:
             kind = tag.removeprefix(_TAG)
-            raise ConfigError(f"{text!r} is no {kind}", where=place, hint="correct it") from None
+            raise ConfigError(f"{shown(text)} is no {kind}", where=place, hint="correct it") from None
 
     def _place(self, node: yaml.Node) -> str:
         mark = node.start_mark

@@ -25,6 +25,7 @@ from omni_core.deploy.notes import collect_warnings, warn
 from omni_core.deploy.provenance import Choice, Provenance
 from omni_core.deploy.stage_checks import check_stage
 from omni_core.deploy.stages import resolve_values
+from omni_core.deploy.targets import check_targets
 from omni_core.deploy.tree import Node
 from omni_core.deploy.voices import check_voice_folder
 from omni_core.errors import ConfigError, DependencyError
@@ -34,7 +35,6 @@ from omni_core.platforms import Platform, current_platform
 from omni_core.plugins import PluginManager, plugin_manager
 from omni_core.registry import architectures, resolve_pipeline
 from omni_core.stage import ResolvedEdge, ResolvedPipeline, ResolvedStage
-from omni_core.target import find_module
 
 
 def resolve_deployment(
@@ -123,7 +123,7 @@ class _Resolver:
         session_mode = resolve_session_mode(pipeline, plan.deploy)
         streaming = resolve_streaming(pipeline, plan.deploy, plan.stages)
         edges, edge_provenance = resolve_edges(pipeline, plan.deploy, plan.stages, streaming.producers(pipeline), self._manager)
-        self._check_targets()
+        check_targets(pipeline)
         stages = tuple(self._stage(stage, streaming, edges, session_mode) for stage in pipeline.stages)
         values, provenance = self._deploy_values()
         provenance.choose("async_chunk", streaming.pipeline)
@@ -212,16 +212,6 @@ class _Resolver:
             )
         entry = chosen[1]
         return replace(stage, runner=entry.target, preload=tuple(entry.preload), requires=tuple(entry.requires))
-
-    def _check_targets(self) -> None:
-        """Check that the module of every target can be found, so that a typo ends the start at once (PC-08)."""
-        pipeline = self._plan.pipeline
-        for stage in pipeline.stages:
-            for name, target in stage.targets.items():
-                find_module(target, where=f"pipeline {pipeline.model_type!r}, stage {stage.stage_id}, {name}")
-        for name in ("speech", "duplex_plugin"):
-            if (target := getattr(pipeline, name)) is not None:
-                find_module(target, where=f"pipeline {pipeline.model_type!r}, {name}")
 
     def _deploy_values(self) -> tuple[dict[str, Any], Provenance]:
         """Return the top-level fields that no stage's engine takes, and the stage fields that the server reads."""

@@ -38,7 +38,10 @@ def _environment(value: Any) -> Any:
 class Strict(BaseModel):
     """A mapping whose keys are all known and whose values have exactly the declared types."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+    # Most of these models are only parts of two others: building checks of their own would double the time of a cold start.
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True, allow_inf_nan=False, defer_build=True
+    )
 
 
 class RestartFields(Strict):
@@ -178,6 +181,8 @@ class PipelineWideFields(Strict):
 class StageDeployConfig(DiffusionFields, PipelineWideFields, EngineFields, PlacementFields):
     """One entry of `stages`."""
 
+    model_config = ConfigDict(defer_build=False)
+
     stage_id: Annotated[int | None, Field(ge=0)] = None
     """Which stage of the pipeline this is about."""
     engine_extras: dict[str, Any] | None = None
@@ -262,6 +267,8 @@ class DuplexSession(Strict):
 
 class DeployConfig(DeployFields):
     """A deploy file."""
+
+    model_config = ConfigDict(defer_build=False)
 
     base_config: str | None = None
     """Deploy file below this one: a path relative to this file, or the name of a bundled one."""

@@ -25,7 +25,7 @@ def stage_fields(stage: StagePipelineConfig, pipeline: PipelineConfig, deploy: N
         ConfigError: The stage does not own a field of its entry (SF-03), or a value is wrong.
     """
     owned = owned_names(stage.execution_type)
-    wide = {name: node for name in PIPELINE_WIDE if name in owned and (node := deploy.get(name)) is not None}
+    wide = {name: deploy.value[name] for name in PIPELINE_WIDE if name in owned and name in deploy.value}
     entries = deploy.get("stages")
     entry = entries.get(stage.stage_id) if entries is not None else None
     layers = [layer for layer in (entry, *above) if layer is not None]

@@ -108,6 +108,12 @@ def from_plain(value: Any, source: Source, depth: int = 0) -> Node:
     return Node(value, source, source.place)
 
 
+def shown(value: Any, limit: int = 60) -> str:
+    """Return a value as messages show it: its repr, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
 def empty(source: Source) -> Node:
     """Return an empty mapping."""
     return Node({}, source)

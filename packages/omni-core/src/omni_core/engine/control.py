@@ -17,6 +17,7 @@ from omni_core.engine.replicas import ReplicaPool
 from omni_core.engine.stage_process import StageProcess, StageState
 from omni_core.errors import DeadlineError, NotFoundError, OmniError, RequestError, ServiceError
 
+_HOLDS = {"pause": True, "sleep": True, "resume": False, "wake_up": False}
 GRACE_S = 1.0
 """How much longer the orchestrator waits than the host, whose own error says more."""
 
@@ -52,13 +53,19 @@ class Control:
                 raise replica.dead_error()
         _check_arguments(method, arguments)
         processes = [replica.process for replica in pool.replicas]
+        was_paused = stage_id in self.paused
+        self._note_pause(stage_id, _HOLDS.get(method, was_paused))
         answers = await asyncio.gather(
             *(self._call(process, method, arguments, timeout_s) for process in processes), return_exceptions=True
         )
         for answer in answers:
             if isinstance(answer, BaseException):
+                self._note_pause(stage_id, was_paused)
                 raise answer
         return list(answers)
+
+    def _note_pause(self, stage_id: int, is_paused: bool) -> None:
+        (self.paused.add if is_paused else self.paused.discard)(stage_id)
 
     async def _call(self, process: StageProcess, method: str, arguments: Mapping[str, Any], timeout_s: float) -> Any:
         number = next(self._numbers)

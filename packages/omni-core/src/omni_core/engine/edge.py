@@ -17,6 +17,8 @@ import numpy as np
 from omni_core.connector import Connector, ConnectorEdge, Role
 from omni_core.engine.messages import Chunk
 from omni_core.errors import DeadlineError, OmniError, ServiceError
+from omni_core.observe.registry import Registry
+from omni_core.observe.stage import note_in_flight, note_transfer, timed_transfer
 from omni_core.payload import Payload
 from omni_core.runner import Handoff, StageOutput
 from omni_core.stage import ResolvedEdge, ResolvedStage
@@ -71,8 +73,9 @@ class Window:
 class _End:
     """A connector and its thread."""
 
-    def __init__(self, edge: ResolvedEdge, role: Role, place: Place) -> None:
+    def __init__(self, edge: ResolvedEdge, role: Role, place: Place, metrics: Registry | None = None) -> None:
         self.edge = edge
+        self._metrics = metrics
         self._role = role
         self._place = place
         self._connector: Connector | None = None
@@ -96,8 +99,11 @@ class _End:
 
     @property
     def in_flight(self) -> int:
-        """Payloads that this end's connector holds."""
-        return int(self._connector.health().get("in_flight", 0)) if self._connector is not None else 0
+        """Payloads that this end's connector holds; noted among the numbers, too."""
+        count = int(self._connector.health().get("in_flight", 0)) if self._connector is not None else 0
+        sends = self._role is Role.SENDER
+        note_in_flight(self._metrics, count, self.edge.to_stage if sends else self.edge.from_stage, "put" if sends else "get")
+        return count
 
     async def connect(self) -> None:
         """Build the connector now."""
@@ -119,20 +125,23 @@ class _End:
 class Inlet(_End):
     """The receiving end."""
 
-    def __init__(self, edge: ResolvedEdge, place: Place) -> None:
-        super().__init__(edge, Role.RECEIVER, place)
+    def __init__(self, edge: ResolvedEdge, place: Place, metrics: Registry | None = None) -> None:
+        super().__init__(edge, Role.RECEIVER, place, metrics)
 
     async def fetch(self, handle: bytes, deadline: float) -> dict[str, Any]:
         """Return the payload of a handle."""
         timeout_s = _remaining(deadline)
-        return await self._call(lambda connector: connector.get(handle, timeout_s))
+        with timed_transfer(self._metrics, self.edge.from_stage, "get"):
+            payload = await self._call(lambda connector: connector.get(handle, timeout_s))
+        note_transfer(self._metrics, payload, self.edge.from_stage, "get")
+        return payload
 
 
 class Outlet(_End):
     """The sending end, with the pipeline's hand-over function."""
 
-    def __init__(self, stage: ResolvedStage, edge: ResolvedEdge, place: Place) -> None:
-        super().__init__(edge, Role.SENDER, place)
+    def __init__(self, stage: ResolvedStage, edge: ResolvedEdge, place: Place, metrics: Registry | None = None) -> None:
+        super().__init__(edge, Role.SENDER, place, metrics)
         topology = stage.topology
         chunked = topology.async_chunk_process_next_stage_input_func
         self.chunked = edge.async_chunk and chunked is not None
@@ -145,7 +154,10 @@ class Outlet(_End):
     async def put(self, request_id: str, sequence: int, payload: Payload, deadline: float) -> bytes:
         """Put a payload and return its handle."""
         timeout_s = _remaining(deadline)
-        return await self._call(lambda connector: connector.put(request_id, sequence, payload, timeout_s))
+        with timed_transfer(self._metrics, self.edge.to_stage, "put"):
+            handle = await self._call(lambda connector: connector.put(request_id, sequence, payload, timeout_s))
+        note_transfer(self._metrics, payload, self.edge.to_stage, "put")
+        return handle
 
 
 @dataclass

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 
 from omni_core.engine.messages import Chunk, Consumed, FromHost, Output
 from omni_core.engine.stage_process import StageProcess
-from omni_core.errors import OmniError
+from omni_core.errors import OmniError, RequestError, ServiceError
+from omni_core.payload import encode_payload
+from omni_core.pipeline import PipelineConfig
 from omni_core.request import OmniRequest
 
 
@@ -35,6 +37,8 @@ class Flight:
     """What the caller has not taken yet. Bounded by the stages, which hold outputs back until earlier ones were taken."""
     opened: dict[int, StageProcess] = field(default_factory=dict)
     """The replica of each stage that knows the request; it stays the same for all chunks (DV-10)."""
+    places: dict[int, StageProcess] = field(default_factory=dict)
+    """The replicas that work for it: where it is opened and not done."""
     finished: set[int] = field(default_factory=set)
     """Final stages whose last output came."""
     finish_reason: str | None = None
@@ -50,6 +54,15 @@ class Flight:
     """Chunks that a stage was told of and has not taken yet."""
     done_stages: set[int] = field(default_factory=set)
     """Stages that have handed on all they make."""
+
+    @classmethod
+    def begin(cls, name: str, request: OmniRequest, inputs: bytes, config: PipelineConfig, now: float) -> Flight:
+        """Return a request that has just come, with the stages that it needs."""
+        wanted = [stage.stage_id for stage in config.stages if stage.final_output]
+        finals = frozenset(stage_id for stage_id in wanted if not request.outputs or stage_id in request.outputs)
+        stages = config.ancestors(finals)
+        entries = tuple(stage_id for stage_id in sorted(stages) if not config.stage(stage_id).input_sources)
+        return cls(name, request, inputs, stages, entries, finals, arrived=now, deadline=now + request.timeout_s)
 
     def set_timer(self, purpose: str, timer: asyncio.TimerHandle) -> None:
         """Remember a timer in the place of the one that had this purpose."""
@@ -91,3 +104,18 @@ class Flight:
         if message.finish_reason and self.finish_reason != "length":
             self.finish_reason = message.finish_reason
         self.metrics.update(message.metrics)
+
+
+def encode_inputs(request: OmniRequest, limit: int) -> bytes:
+    """Return a request's inputs as they travel.
+
+    Raises:
+        RequestError: They cannot, or are longer than `limit` bytes.
+    """
+    try:
+        inputs = encode_payload(request.inputs)
+    except ServiceError as error:
+        raise RequestError(error.message, hint=error.hint, param="prompt") from error
+    if len(inputs) > limit:
+        raise RequestError(f"inputs of {len(inputs)} bytes are more than {limit}", param="prompt")
+    return inputs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import multiprocessing
 import multiprocessing.forkserver
 import os
@@ -81,8 +82,9 @@ def _leave_nothing() -> None:
     # For a program that ends without closing its Omni: multiprocessing would wait for our processes, which are no daemons since
     # they may have children. It registered its own function earlier, so this one runs first.
     for process in list(_processes):
-        if process.pid is not None and process.is_alive():
-            process.kill()
+        with contextlib.suppress(ValueError):  # it was closed, as those are that have ended
+            if process.pid is not None and process.is_alive():
+                process.kill()
     for server in _begun:
         remove_run_dirs(server)
 

@@ -6,13 +6,18 @@ import asyncio
 import contextlib
 import logging
 import sys
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from omni_core.engine.light_control import LightControl
+from omni_core.engine.profiling import METHODS, StageProfiler, TorchProfiler, profile_folder
+from omni_core.engine.light_dispatch import DispatchGate
 from omni_core.errors import OmniError, RequestError, ServiceError, StageDeadError, StageStartError
+from omni_core.observe.stage import note_step
 from omni_core.payload import Payload
 from omni_core.runner import LightChunk, LightModel, StageInput, StageOutput, StageRunner
 from omni_core.stage import ResolvedStage
@@ -33,6 +38,8 @@ class _Waiting:
     payload: Payload
     final: bool
     done: asyncio.Future[None]
+    since: float
+    """When it came, by the loop's clock."""
 
 
 @dataclass(eq=False)
@@ -43,6 +50,8 @@ class _Request:
     sampling: Mapping[str, Any]
     waiting: deque[_Waiting] = field(default_factory=deque)
     outputs: asyncio.Queue[StageOutput | OmniError | None] = field(default_factory=asyncio.Queue)
+    is_new: bool = True
+    """Whether no chunk of it has come."""
     begun: bool = False
     state: Any = None
 
@@ -57,15 +66,28 @@ class LightRunner(StageRunner):
         self._thread = ThreadPoolExecutor(1, f"omni-light-{stage.stage_id}")
         self._driver: asyncio.Task[None] | None = None
         self._model: LightModel
+        self._control = LightControl(self)
+        torch_profiler = TorchProfiler()
+        self._profiler = StageProfiler(
+            stage,
+            profile_folder(stage, replica),
+            lambda: self.in_worker(torch_profiler.begin),
+            lambda folder: self.in_worker(lambda: torch_profiler.end(folder)),
+        )
         self._where = f"stage {stage.name}"
-        bound = stage.engine_args.get("decode_batch_max_size") or stage.engine_args.get("max_num_seqs")
-        self._max_batch = int(bound) if bound else sys.maxsize
+        self._max_batch = sys.maxsize
+        self._gate = DispatchGate()
+        self._has_newcomer = False
 
     async def start(self) -> Mapping[str, Any]:
         """Load the model; return the sample rate and channels of models that make audio."""
-        self._model = await self._in_worker(self._load)
+        self._model = await self.in_worker(self._load)
         self._driver = asyncio.create_task(self._drive())
         model = self._model
+        given = self.stage.engine_args
+        bound = model.max_batch or given.get("decode_batch_max_size") or given.get("max_num_seqs")
+        self._max_batch = int(bound) if bound else sys.maxsize
+        self._gate = DispatchGate.of(model, self.stage, self._max_batch)
         return {"sample_rate": model.sample_rate, "channels": model.channels} if model.sample_rate else {}
 
     def _load(self) -> LightModel:
@@ -97,8 +119,14 @@ class LightRunner(StageRunner):
             await self._enqueue(found, payload, final)
 
     def _enqueue(self, request: _Request, payload: Payload, final: bool) -> asyncio.Future[None]:
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        request.waiting.append(_Waiting(payload, final, done))
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+        if request.is_new:
+            request.is_new = False
+            self._has_newcomer = True
+            if (ready := self._model.ready(payload)) is not None:
+                request.outputs.put_nowait(StageOutput(tensors=dict(ready)))
+        request.waiting.append(_Waiting(payload, final, done, loop.time()))
         self._wake.set()
         return done
 
@@ -112,6 +140,7 @@ class LightRunner(StageRunner):
         if self._requests.get(request.request_id) is not request:
             return
         del self._requests[request.request_id]
+        self._control.note_end()
         for chunk in request.waiting:
             _settle(chunk.done)
         request.waiting.clear()
@@ -124,12 +153,38 @@ class LightRunner(StageRunner):
             await self.abort(request_id)
         if self._driver is not None:
             self._driver.cancel()
-        await self._in_worker(lambda: None)
+        await self.in_worker(lambda: None)
         self._thread.shutdown(wait=False)
 
     def load(self) -> Mapping[str, int]:
         """Return the number of requests and of chunks in line."""
         return {"held": len(self._requests), "waiting": sum(len(request.waiting) for request in self._requests.values())}
+
+    # What operators ask for
+
+    async def call(self, method: str, arguments: Mapping[str, Any]) -> Any:
+        """Answer an operator's call, see `light_control`."""
+        return await (self._profiler.call(method) if method in METHODS else self._control.call(method, arguments))
+
+    @property
+    def model(self) -> LightModel:
+        """The loaded model."""
+        return self._model
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a request has a state."""
+        return any(request.begun for request in self._requests.values())
+
+    def end_all(self, error: OmniError) -> None:
+        """Fail every request."""
+        for request in list(self._requests.values()):
+            request.outputs.put_nowait(error)
+            self._end(request)
+
+    def look(self) -> None:
+        """Look for chunks that can be computed."""
+        self._wake.set()
 
     async def check(self) -> None:
         """Raise StageDeadError if the loop that drives the worker has ended, which only a fault in it can bring about."""
@@ -137,25 +192,41 @@ class LightRunner(StageRunner):
             error = None if self._driver.cancelled() else self._driver.exception()
             raise StageDeadError(f"its batch loop ended: {error!r}", where=self._where)
 
-    async def _in_worker(self, function: Callable[[], Any]) -> Any:
+    async def in_worker(self, function: Callable[[], Any]) -> Any:
+        """Run a function in the worker thread, behind what it does now."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)
 
     # The loop's side of a step
 
     async def _drive(self) -> None:
         loop = asyncio.get_running_loop()
+        delay: float | None = None
         while True:
-            await self._wake.wait()
-            self._wake.clear()
-            heads = [(request, request.waiting[0]) for request in self._requests.values() if _may_compute(request)]
+            await self._woken(delay)
+            delay = None
+            self._has_newcomer = False
+            ready = [request for request in self._requests.values() if _may_compute(request)]
+            heads = [(request, request.waiting[0]) for request in ready if self._control.allows(begun=request.begun)]
             if not heads:
                 continue
+            delay = self._gate.delay(len(heads), min(chunk.since for _, chunk in heads), loop.time()) or None
+            if delay is not None:
+                continue
+            if self._model.firsts_first:
+                heads.sort(key=lambda head: head[0].begun)
 
             def deliver(request: _Request, chunk: _Waiting, result: Result) -> None:
                 loop.call_soon_threadsafe(self._deliver, request, chunk, result)
 
-            await self._in_worker(lambda heads=heads, deliver=deliver: self._compute(heads, deliver))  # type: ignore[misc]
+            await self.in_worker(lambda heads=heads, deliver=deliver: self._compute(heads, deliver))  # type: ignore[misc]
             self._wake.set()
+
+    async def _woken(self, timeout_s: float | None) -> None:
+        """Wait until there is something to look at, or until the time is up."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._wake.wait()
+        self._wake.clear()
 
     def _deliver(self, request: _Request, chunk: _Waiting, result: Result) -> None:
         if self._requests.get(request.request_id) is not request:
@@ -164,7 +235,7 @@ class LightRunner(StageRunner):
         if isinstance(result, OmniError):
             request.outputs.put_nowait(result)
             self._end(request)
-        else:
+        elif result or chunk.final:
             request.outputs.put_nowait(StageOutput(tensors=dict(result), finished=chunk.final))
         _settle(chunk.done)
 
@@ -173,8 +244,13 @@ class LightRunner(StageRunner):
     def _compute(
         self, heads: Sequence[tuple[_Request, _Waiting]], deliver: Callable[[_Request, _Waiting, Result], None]
     ) -> None:
+        """Compute chunks, group by group; stop behind a batch of later chunks when a newcomer has a first one.
+
+        What is left is computed in the next pass, so each pass brings the requests under way a batch further.
+        """
         groups: dict[Hashable, list[tuple[_Request, _Waiting, LightChunk]]] = {}
         with _inference():
+            newcomers = {request.request_id for request, _ in heads if not request.begun}
             for request, waiting in heads:
                 try:
                     if not request.begun:
@@ -189,9 +265,13 @@ class LightRunner(StageRunner):
                     batch = group[start : start + self._max_batch]
                     for (request, waiting, _), result in zip(batch, self._step([c for _, _, c in batch]), strict=True):
                         deliver(request, waiting, result)
+                    are_later = not any(request.request_id in newcomers for request, _, _ in batch)
+                    if self._model.firsts_first and are_later and self._has_newcomer:
+                        return
 
     def _step(self, chunks: list[LightChunk]) -> list[Result]:
         try:
+            began = time.monotonic()
             results = self._model.step(chunks)
             if len(results) != len(chunks):
                 raise ServiceError(f"the model answered {len(chunks)} chunks with {len(results)}", where=self._where)
@@ -200,6 +280,7 @@ class LightRunner(StageRunner):
             if len(chunks) == 1:
                 return [self._error(error)]
             return [result for chunk in chunks for result in self._step([chunk])]
+        note_step(self.metrics, time.monotonic() - began, [chunk.payload for chunk in chunks])
         return list(results)
 
     def _error(self, error: Exception) -> OmniError:

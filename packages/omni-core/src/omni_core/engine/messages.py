@@ -11,7 +11,10 @@ from typing import Any
 
 import msgspec
 
-from omni_core.errors import ERROR_CLASSES, OmniError, RequestError, ServiceError
+from omni_core.connector import PeerGone
+from omni_core.errors import ERROR_CLASSES, OmniError, RequestError, ServiceError, StageDeadError
+from omni_core.observe.registry import FamilyChange
+from omni_core.request import LoraAdapter
 
 READER = -1
 """The `to_stage` of a request's caller: outputs have a window like chunks have."""
@@ -45,9 +48,14 @@ class Fault(msgspec.Struct, frozen=True, array_like=True):
 
 
 def request_fault(error: BaseException, *, where: str) -> Fault:
-    """Return what a request's caller is told: a RequestError as it is, the server's own failures with their place."""
+    """Return what a request's caller is told: a RequestError as it is, the server's own failures with their place.
+
+    A connector can notice that the stage at its other end is dead before the orchestrator does; the caller is told the same.
+    """
     if isinstance(error, RequestError):
         return Fault.of(error)
+    if isinstance(error, PeerGone):
+        return Fault(StageDeadError.__name__, error.message, where, "send it again")
     return Fault.of(error, where=where)
 
 
@@ -65,6 +73,10 @@ class Open(msgspec.Struct, frozen=True, tag=True):
     """Stages to hand on to; the others of the pipeline do not take part in this request."""
     outputs: bool
     """Whether the caller gets what this stage makes."""
+    trace: str = ""
+    """W3C `traceparent` that the stage works under; empty where nothing is traced."""
+    lora: LoraAdapter | None = None
+    """The adapter to apply."""
 
 
 class Push(msgspec.Struct, frozen=True, tag=True):
@@ -174,6 +186,12 @@ class Progress(msgspec.Struct, frozen=True, tag=True):
     request_ids: list[str]
 
 
+class Measured(msgspec.Struct, frozen=True, tag=True):
+    """Tell what the stage has measured since it last said so; goes with heartbeats, where there is something."""
+
+    changes: list[FamilyChange]
+
+
 class Reply(msgspec.Struct, frozen=True, tag=True):
     """Answer a call: with what it returned, or with why it failed."""
 
@@ -183,4 +201,4 @@ class Reply(msgspec.Struct, frozen=True, tag=True):
 
 
 ToHost = Open | Push | Consumed | Abort | Call | Shutdown
-FromHost = Ready | StartFailed | Chunk | Output | Failure | Died | Consumed | Heartbeat | Progress | Reply
+FromHost = Ready | StartFailed | Chunk | Output | Failure | Died | Consumed | Heartbeat | Progress | Measured | Reply

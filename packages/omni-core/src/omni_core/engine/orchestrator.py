@@ -13,12 +13,27 @@ from collections.abc import AsyncIterator, Mapping
 from multiprocessing.context import BaseContext
 from typing import Any
 
+from omni_core.deploy.lora import ADAPTER_STAGE
 from omni_core.engine import fork_server
 from omni_core.engine.admission import Admission
 from omni_core.engine.channel import MAX_MESSAGE_BYTES
 from omni_core.engine.control import Control
-from omni_core.engine.flight import Flight
-from omni_core.engine.messages import READER, Abort, Chunk, Consumed, Died, Failure, FromHost, Open, Output, Progress, Push, Reply
+from omni_core.engine.flight import Flight, encode_inputs
+from omni_core.engine.messages import (
+    READER,
+    Abort,
+    Chunk,
+    Consumed,
+    Died,
+    Failure,
+    FromHost,
+    Measured,
+    Open,
+    Output,
+    Progress,
+    Push,
+    Reply,
+)
 from omni_core.engine.options import EngineOptions
 from omni_core.engine.outputs import typed_output
 from omni_core.engine.replicas import Launcher, Replica, ReplicaPool, start_all
@@ -33,7 +48,7 @@ from omni_core.errors import (
     ServiceError,
     StageStartError,
 )
-from omni_core.payload import encode_payload
+from omni_core.observe.observer import Observer
 from omni_core.platforms import CPU, Platform
 from omni_core.request import OmniOutput, OmniRequest
 from omni_core.stage import ResolvedPipeline
@@ -52,12 +67,21 @@ class Orchestrator:
         pipeline: What to run.
         options: Deadlines and limits.
         platform: How its processes start and are shown their devices.
+        observer: Who is told of every request.
     """
 
-    def __init__(self, pipeline: ResolvedPipeline, options: EngineOptions | None = None, *, platform: Platform = CPU) -> None:
+    def __init__(
+        self,
+        pipeline: ResolvedPipeline,
+        options: EngineOptions | None = None,
+        *,
+        platform: Platform = CPU,
+        observer: Observer | None = None,
+    ) -> None:
         self.pipeline = pipeline
         self.options = options or EngineOptions()
         self._platform = platform
+        self._observer = observer or Observer()
         self._context: BaseContext
         self._run_dir: RunDir | None = None
         self._pools: dict[int, ReplicaPool] = {}
@@ -159,7 +183,7 @@ class Orchestrator:
         """End every running or waiting request with this id; return whether there was one."""
         found = [flight for flight in self._flights.values() if flight.request.request_id == request_id]
         for flight in found:
-            self._end(flight, NotFoundError(f"request {request_id!r} was aborted"))
+            self._end(flight, NotFoundError(f"request {request_id!r} was aborted"), aborted=True)
         return bool(found)
 
     def health(self) -> Mapping[str, Any]:
@@ -185,44 +209,39 @@ class Orchestrator:
 
     def _accept(self, request: OmniRequest) -> Flight:
         """Take a request in; it begins now or when there is room."""
-        if not self._accepting:
-            raise OverloadedError("the server is not taking requests", hint="it is starting or stopping")
-        flight = self._flight(request)
-        for stage_id in flight.stages:
-            self._pools[stage_id].check()
+        try:
+            flight = self._flight(request)
+        except OmniError as error:
+            self._observer.refused(error)
+            raise
         self._flights[flight.id] = flight
+        self._observer.accepted(flight)
         self._idle.clear()
         late = DeadlineError(f"the request was not finished within {request.timeout_s:g} s")
         loop = asyncio.get_running_loop()
         flight.set_timer("deadline", loop.call_later(request.timeout_s, self._end, flight, late))
         try:
             self._admission.enter(flight)
-        except BaseException:
-            self._end(flight)
+        except OmniError as error:
+            self._end(flight, error)
             raise
         return flight
 
     def _flight(self, request: OmniRequest) -> Flight:
-        config = self.pipeline.config
-        wanted = [s.stage_id for s in config.stages if s.final_output]
-        finals = frozenset(stage_id for stage_id in wanted if not request.outputs or stage_id in request.outputs)
-        stages = config.ancestors(finals)
-        now = asyncio.get_running_loop().time()
-        return Flight(
-            f"{self._run_dir.run_id if self._run_dir else ''}-{next(self._numbers)}",
-            request,
-            _encoded(request),
-            stages,
-            tuple(stage_id for stage_id in sorted(stages) if not config.stage(stage_id).input_sources),
-            finals,
-            arrived=now,
-            deadline=now + request.timeout_s,
-        )
+        if not self._accepting:
+            raise OverloadedError("the server is not taking requests", hint="it is starting or stopping")
+        name = f"{self._run_dir.run_id if self._run_dir else ''}-{next(self._numbers)}"
+        inputs = encode_inputs(request, MAX_INPUT_BYTES)
+        flight = Flight.begin(name, request, inputs, self.pipeline.config, asyncio.get_running_loop().time())
+        for stage_id in flight.stages:
+            self._pools[stage_id].check()
+        return flight
 
     def _begin(self, flight: Flight) -> None:
         """Open a request in its entry stages."""
         loop = asyncio.get_running_loop()
         flight.is_running, flight.moved = True, loop.time()
+        self._observer.began(flight)
         inputs, flight.inputs = flight.inputs, b""
         try:
             for stage_id in flight.entries:
@@ -245,8 +264,10 @@ class Orchestrator:
             timeout_s=flight.deadline - asyncio.get_running_loop().time(),
             consumers=[s.stage_id for s in config.consumers(stage_id) if s.stage_id in flight.stages],
             outputs=stage_id in flight.finals,
+            trace=self._observer.opened(flight, process),
+            lora=flight.request.lora if stage_id == ADAPTER_STAGE else None,
         )
-        flight.opened[stage_id] = process
+        flight.opened[stage_id] = flight.places[stage_id] = process
         process.in_flight += 1
         process.post(message)
         return process
@@ -266,7 +287,7 @@ class Orchestrator:
         name = flight.silent_stage().name
         self._end(flight, DeadlineError(f"stage {name} did nothing for the request for {limit:g} s", where=f"stage {name}"))
 
-    def _end(self, flight: Flight, error: OmniError | None = None) -> None:
+    def _end(self, flight: Flight, error: OmniError | None = None, *, aborted: bool = False) -> None:
         """End a request: the one way out, whoever takes it first."""
         if flight.ended:
             return
@@ -274,14 +295,20 @@ class Orchestrator:
         del self._flights[flight.id]
         for purpose in list(flight.timers):
             flight.stop_timer(purpose)
-        for process in flight.opened.values():
-            process.in_flight -= 1
+        self._observer.ended(flight, error, aborted)
+        for stage_id, process in flight.opened.items():
+            self._leave(flight, stage_id)
             process.post(Abort(flight.id))
         if error is not None:
             flight.events.put_nowait(error)
         if not self._flights:
             self._idle.set()
         self._admission.leave(flight)
+
+    def _leave(self, flight: Flight, stage_id: int) -> None:
+        """Give up a request's place in a stage."""
+        if (process := flight.places.pop(stage_id, None)) is not None:
+            process.in_flight -= 1
 
     # What stages say
 
@@ -293,6 +320,9 @@ class Orchestrator:
         if isinstance(message, Reply):
             self.control.take(process, message)
             return
+        if isinstance(message, Measured):
+            self._observer.measured(process, message.changes)
+            return
         if isinstance(message, Progress):
             for request_id in message.request_ids:
                 if (moving := self._flights.get(request_id)) is not None:
@@ -303,6 +333,7 @@ class Orchestrator:
             # Late news of a request that has ended; its stages were told to forget it.
             return
         flight.note(process.stage.stage_id, message, now)
+        self._observer.took(flight, process, message)
         match message:
             case Chunk():
                 self._route(flight, process, message)
@@ -313,6 +344,10 @@ class Orchestrator:
                 self._deliver(flight, process, message, now)
             case Failure():
                 self._end(flight, message.fault.error())
+        if process.stage.stage_id in flight.done_stages and process.stage.stage_id in flight.places:
+            # The next one may begin here while later stages still work for this one.
+            self._leave(flight, process.stage.stage_id)
+            self._admission.let_in()
 
     def _route(self, flight: Flight, process: StageProcess, message: Chunk) -> None:
         flight.note_end(message)
@@ -348,6 +383,7 @@ class Orchestrator:
     def _note_death(self, process: StageProcess) -> None:
         """End the requests that a dead process knew, and those that need its stage while none of its replicas is ready."""
         self.control.note_death(process)
+        self._observer.died(process)
         stage_id = process.stage.stage_id
         pool = self._pools[stage_id]
         survivors = bool(pool.ready)
@@ -358,13 +394,3 @@ class Orchestrator:
                 self._end(flight, process.dead_error(hint=hint))
             elif user is None and stage_id in flight.stages and not survivors:
                 self._end(flight, pool.dead_error())
-
-
-def _encoded(request: OmniRequest) -> bytes:
-    try:
-        inputs = encode_payload(request.inputs)
-    except ServiceError as error:
-        raise RequestError(error.message, hint=error.hint, param="prompt") from error
-    if len(inputs) > MAX_INPUT_BYTES:
-        raise RequestError(f"inputs of {len(inputs)} bytes are more than {MAX_INPUT_BYTES}", param="prompt")
-    return inputs

@@ -157,6 +157,7 @@ class Replica:
             logger.warning("stage %s: restart %d of %d in %g s", self.process.name, self._in_a_row, policy.max, pause)
             await asyncio.sleep(pause)
             await self.process.stop(0)
+            self.process.remove_log()
             self.process = self._make()
             try:
                 await self.start()

@@ -16,6 +16,7 @@ from typing import Any, cast
 from omni_core.engine.call_desk import CallDesk
 from omni_core.engine.channel import Channel, connect
 from omni_core.engine.edge import HandOver, Inlet, Outlet, Place, Window
+from omni_core.engine.heart import Heart
 from omni_core.engine.messages import (
     READER,
     Abort,
@@ -24,10 +25,8 @@ from omni_core.engine.messages import (
     Died,
     Failure,
     Fault,
-    Heartbeat,
     Open,
     Output,
-    Progress,
     Push,
     Ready,
     Shutdown,
@@ -39,6 +38,7 @@ from omni_core.engine.stage_log import STAGE_LOG_ENV, write_to_stage_log
 from omni_core.engine.watch import RUN_DIR_ENV, WATCH_ENV, Watched, format_watched, watch_process
 from omni_core.errors import DeadlineError, OmniError, RequestError, ServiceError, StageDeadError
 from omni_core.logs import setup_logging
+from omni_core.observe.stage import note_output
 from omni_core.payload import decode_payload, encode_payload
 from omni_core.runner import StageInput, StageOutput, StageRunner
 from omni_core.stage import ResolvedStage
@@ -46,7 +46,6 @@ from omni_core.target import load_target
 
 logger = logging.getLogger(__name__)
 
-HEARTBEAT_S = 2.0
 STOP_TIMEOUT_S = 10.0
 OUTPUT_WINDOW = 64
 """Pieces that a request's caller may leave unread before the stage holds further ones back."""
@@ -172,25 +171,28 @@ class StageHost:
         self.requests: dict[str, _Request] = {}
         self._channel = channel
         self._where = f"stage {stage.name}"
-        self._outlets = {edge.to_stage: Outlet(stage, edge, place) for edge in stage.outputs}
-        self._inlets = {edge.from_stage: Inlet(edge, place) for edge in stage.inputs}
+        self._outlets = {edge.to_stage: Outlet(stage, edge, place, runner.metrics) for edge in stage.outputs}
+        self._inlets = {edge.from_stage: Inlet(edge, place, runner.metrics) for edge in stage.inputs}
         self._slots = asyncio.Semaphore(stream_slots) if stream_slots else contextlib.nullcontext()
         self._stopping = asyncio.Event()
         self._fatal: Fault | None = None
         self._aborts: set[asyncio.Task[None]] = set()
         self._calls = CallDesk(runner, self._where, self._send)
+        self._heart = Heart(runner, self._where, self._send, self._die)
+        self._facts: Mapping[str, Any] = {}
 
     async def start(self) -> Mapping[str, Any]:
         """Load the model and build the sending connectors; return the runner's facts."""
-        facts = await self.runner.start()
+        self._facts = await self.runner.start()
+        self._heart.know(self._facts)
         for outlet in self._outlets.values():
             await outlet.connect()
-        return facts
+        return self._facts
 
     async def serve(self) -> int:
         """Serve until told to stop, until the orchestrator or the engine is gone; return the process's exit code."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._stopping.set)
-        helpers = [asyncio.create_task(self._receive()), asyncio.create_task(self._beat())]
+        helpers = [asyncio.create_task(self._receive()), asyncio.create_task(self._heart.run(self._load, self._moved))]
         await self._stopping.wait()
         for helper in helpers:
             helper.cancel()
@@ -240,22 +242,11 @@ class StageHost:
             case Shutdown():
                 self._stopping.set()
 
-    async def _beat(self) -> None:
-        while True:
-            try:
-                async with asyncio.timeout(HEARTBEAT_S):
-                    await self.runner.check()
-            except StageDeadError as error:
-                self._die(error)
-            except TimeoutError:
-                logger.warning("%s: the engine did not answer a check within %g s", self._where, HEARTBEAT_S)
-            await self._send(Heartbeat(self._load()))
-            if moved := [request.request_id for request in self.requests.values() if request.moved]:
-                await self._send(Progress(moved))
-            for request_id in moved:
-                if request := self.requests.get(request_id):
-                    request.moved = False
-            await asyncio.sleep(HEARTBEAT_S)
+    def _moved(self) -> list[str]:
+        moved = [request for request in self.requests.values() if request.moved]
+        for request in moved:
+            request.moved = False
+        return [request.request_id for request in moved]
 
     def _load(self) -> dict[str, Any]:
         ends = (*self._outlets.values(), *self._inlets.values())
@@ -289,7 +280,7 @@ class StageHost:
         )
         self.requests[message.request_id] = request
         inputs = decode_payload(message.inputs) if message.inputs else {}
-        begin = StageInput(message.request_id, inputs, message.sampling, message.streaming)
+        begin = StageInput(message.request_id, inputs, message.sampling, message.streaming, message.lora, message.trace)
         # The order matters: the runner knows the request when the first push comes, because tasks start in turn.
         self._spawn(request, lambda: self._run_request(request, begin))
         if message.streaming:
@@ -315,6 +306,7 @@ class StageHost:
         async with contextlib.aclosing(cast("Any", self.runner.run(begin))) as outputs:
             async for output in outputs:
                 request.moved = True
+                note_output(self.runner.metrics, output, self._facts)
                 await self._hand_on(request, output)
                 if output.finished:
                     break

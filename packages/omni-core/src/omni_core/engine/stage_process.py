@@ -93,6 +93,8 @@ class StageProcess:
         # Each life has its own files, so that nobody meets what an earlier one left.
         self._place = f"{self._short}.{life}" if life else self._short
         self._log = StageLog(run_dir.log(self._place), self._short)
+        self.pid: int | None = None
+        """The process's number, once it is forked."""
         self._process: BaseProcess | None = None
         self._pidfd: int | None = None
         self._exited = asyncio.Event()
@@ -104,11 +106,6 @@ class StageProcess:
     def name(self) -> str:
         """`0 (talker)`, with the replica where there are several."""
         return self.stage.name if self.stage.num_replicas == 1 else f"{self.stage.name} replica {self.replica}"
-
-    @property
-    def pid(self) -> int | None:
-        """The process's number, once it is forked."""
-        return self._process.pid if self._process else None
 
     @property
     def has_room(self) -> bool:
@@ -135,6 +132,8 @@ class StageProcess:
             raise self._start_error(f"was not ready within {timeout_s:g} s", "raise --stage-init-timeout") from None
         finally:
             server.close()
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
         match answer:
             case Ready(facts=facts, seconds=seconds):
                 self.facts, self.state = facts, StageState.READY
@@ -173,10 +172,11 @@ class StageProcess:
         threading.Thread(target=fork, name=f"omni-fork-{self._short}", daemon=True).start()
         try:
             self._process = await forked
+            self.pid = self._process.pid
         except (OSError, EOFError) as error:
             raise self._start_error(f"could not be forked: {error}") from error
         try:
-            self._pidfd = os.pidfd_open(self._process.pid or 0)
+            self._pidfd = os.pidfd_open(self.pid or 0)
         except ProcessLookupError:
             self._exited.set()
         else:
@@ -230,7 +230,7 @@ class StageProcess:
         self.reason = self.reason or reason
         if self._process is not None and not self._exited.is_set():
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._process.pid or 0, signal.SIGKILL)
+                os.kill(self.pid or 0, signal.SIGKILL)
 
     def fail(self, reason: str) -> None:
         """Note that it did not become ready."""
@@ -314,13 +314,19 @@ class StageProcess:
             # One that still starts has nothing to finish, and what loads may be deaf to anything else.
             self._signal(signal.SIGKILL)
             await self._wait_exit(KILL_TIMEOUT_S)
-            await asyncio.to_thread(self._process.join, 1.0)
+            await asyncio.to_thread(_release, self._process)
+            self._process = None
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._log.read()
         if self._channel is not None:
             await self._channel.close()
+
+    def remove_log(self) -> None:
+        """Remove the log file of a process that has ended; its lines have been passed on."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._log.path)
 
     async def _wait_exit(self, timeout_s: float) -> None:
         with contextlib.suppress(TimeoutError):
@@ -330,7 +336,14 @@ class StageProcess:
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None and not self._exited.is_set():
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._process.pid or 0, number)
+                os.kill(self.pid or 0, number)
+
+
+def _release(process: BaseProcess) -> None:
+    process.join(1.0)
+    # Gives back the descriptor that waits for its exit code. One that cannot be killed keeps it.
+    with contextlib.suppress(ValueError):
+        process.close()
 
 
 def _call_loop(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *args: Any) -> None:

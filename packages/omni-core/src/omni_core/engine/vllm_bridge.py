@@ -109,6 +109,39 @@ TOUCHED: dict[str, Touched] = {
         breaks="another class being raised; the request then counts as the server's failure",
         goes_away="never",
     ),
+    "LoRARequest": Touched(
+        "vllm.lora.request",
+        why="names the adapter of a request",
+        why_not_elsewhere="add_request and add_lora take it",
+        scope="constructor: lora_name, lora_int_id, lora_path",
+        breaks="a renamed field",
+        goes_away="never; it is public",
+    ),
+    "WeightTransferInitRequest": Touched(
+        "vllm.distributed.weight_transfer.base",
+        why="carries what a weight transfer backend needs to begin",
+        why_not_elsewhere="AsyncLLM.init_weight_transfer_engine takes it",
+        scope="constructor: init_info",
+        breaks="a renamed field",
+        goes_away="never; it is public",
+    ),
+    "WeightTransferUpdateRequest": Touched(
+        "vllm.distributed.weight_transfer.base",
+        why="carries what a weight transfer backend needs for one update",
+        why_not_elsewhere="AsyncLLM.update_weights takes it",
+        scope="constructor: update_info",
+        breaks="a renamed field",
+        goes_away="never; it is public",
+    ),
+    "PrometheusStatLogger": Touched(
+        "vllm.v1.metrics.loggers",
+        why="vLLM's own series, for each stage",
+        why_not_elsewhere="it knows which series there are and how each is counted",
+        scope="our subclass sets _counter_cls, _gauge_cls and _histogram_cls, also on its four parts, and adds to record; "
+        "reads inter_token_latencies_iter and time_to_first_tokens_iter; passed as AsyncLLM's stat_loggers",
+        breaks="metrics made otherwise than through these classes",
+        goes_away="when the registry of the series can be chosen",
+    ),
     "OutputProcessor": Touched(
         "vllm.v1.engine.output_processor",
         why="a step's payload has to be taken off the outputs before vLLM reads them as pooling results",
@@ -119,7 +152,7 @@ TOUCHED: dict[str, Touched] = {
     ),
     "Scheduler": Touched(
         "vllm.v1.core.sched.scheduler",
-        why="holds positions back until their rows are there and packs a step's payload",
+        why="holds positions back until their rows are there or earlier ones were taken, and packs a step's payload",
         why_not_elsewhere="only the scheduler decides what runs in a step",
         scope="our subclass overrides add_request, schedule, update_from_output, has_requests, _reserve_prefill_lookahead, "
         "_handle_blocked_waiting_request and _free_request",

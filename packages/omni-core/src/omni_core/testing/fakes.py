@@ -51,6 +51,7 @@ class TokenRunner(StageRunner):
         super().__init__(stage, replica)
         self.running: set[str] = set()
         self.made = 0
+        self.appended: list[Any] = []
 
     async def start(self) -> Mapping[str, Any]:
         """Become ready."""
@@ -99,6 +100,23 @@ class TokenRunner(StageRunner):
             os._exit(9)
         if inputs.get("hang_at") == index:
             await asyncio.Event().wait()
+
+    async def call(self, method: str, arguments: Mapping[str, Any]) -> Any:
+        """Answer `echo` and `append` (to a list, `after_s`); `wait` for ever, `break`, `answer_badly` with no plain value."""
+        match method:
+            case "echo":
+                return {"replica": self.replica, "value": arguments["value"]}
+            case "append":
+                await asyncio.sleep(float(arguments.get("after_s", 0)))
+                self.appended.append(arguments["value"])
+                return list(self.appended)
+            case "wait":
+                await asyncio.Event().wait()
+            case "break":
+                raise KeyError("echo")
+            case "answer_badly":
+                return object()
+        return await super().call(method, arguments)
 
     async def push(self, request_id: str, payload: Payload, final: bool) -> None:
         """Take nothing: this stage is an entry."""
@@ -159,11 +177,14 @@ class VocoderState:
 class SumVocoder(LightModel):
     """Turn each code into samples of the sum of all codes so far plus the request's seed, so that any mix-up is heard.
 
-    A chunk with the code `poison` makes the whole step fail. `log` lists what happened, for unit tests.
+    A chunk with the code `poison` makes the whole step fail. `log` lists what happened, for unit tests. Its one weight is the
+    number in the file that `engine_args.gain` names; samples are multiplied by it.
     """
 
     poison: int = -1
     step_s: float = 0.0
+    gain: float = 1.0
+    is_asleep: bool = False
     log: list[tuple[str, Any]] = field(default_factory=list)
 
     sample_rate = SAMPLE_RATE
@@ -173,7 +194,7 @@ class SumVocoder(LightModel):
     def load(cls, stage: ResolvedStage) -> SumVocoder:
         """Load nothing."""
         misbehave_at_start(stage)
-        return cls(int(stage.engine_args.get("poison", -1)), float(stage.engine_args.get("step_s", 0)))
+        return cls(int(stage.engine_args.get("poison", -1)), float(stage.engine_args.get("step_s", 0)), read_gain(stage))
 
     def begin(self, request_id: str, sampling: Mapping[str, Any]) -> VocoderState:
         """Return a fresh state."""
@@ -183,6 +204,7 @@ class SumVocoder(LightModel):
     def step(self, chunks: Sequence[LightChunk]) -> Sequence[Mapping[str, Any]]:
         """Return the samples of each chunk."""
         self.log.append(("step", [chunk.request_id for chunk in chunks]))
+        assert not self.is_asleep
         time.sleep(self.step_s)
         codes = [np.asarray(chunk.payload.get("codes", np.zeros((0, 1), np.int64))).reshape(-1) for chunk in chunks]
         if any(self.poison in part for part in codes):
@@ -195,7 +217,7 @@ class SumVocoder(LightModel):
             state.seed = chunk.payload.get("seed", state.seed)
             totals = state.total + np.cumsum(part)
             state.total = int(totals[-1]) if part.size else state.total
-            samples = np.repeat((totals + (state.seed or 0)).astype(np.float32), SAMPLES_PER_CODE)
+            samples = np.repeat((totals + (state.seed or 0)).astype(np.float32), SAMPLES_PER_CODE) * np.float32(self.gain)
             outputs.append({"audio": samples.reshape(-1, 1)})
         return outputs
 
@@ -205,14 +227,47 @@ class SumVocoder(LightModel):
         state.ended = True
         self.log.append(("end", state.request_id))
 
+    def sleep(self) -> None:
+        """Note it."""
+        self.log.append(("sleep", None))
+        self.is_asleep = True
+
+    def wake(self) -> None:
+        """Note it."""
+        self.log.append(("wake", None))
+        self.is_asleep = False
+
+    def reload(self, stage: ResolvedStage) -> None:
+        """Read the gain again."""
+        self.gain = read_gain(stage)
+
+
+def read_gain(stage: ResolvedStage) -> float:
+    """Return the weight of a SumVocoder, 1 where its stage names no file.
+
+    Raises:
+        ConfigError: The file is not there.
+    """
+    name = stage.engine_args.get("gain")
+    if name is None:
+        return 1.0
+    if not Path(name).exists():
+        raise ConfigError("the gain is not there", where=str(name), hint="write it")
+    return float(Path(name).read_text())
+
 
 class FolderConnector(Connector):
-    """Carry payloads as files in the run directory. The option `drop` names the sequence number of a chunk that gets lost."""
+    """Carry payloads as files in the run directory.
+
+    The option `drop` names the sequence number of a chunk that gets lost, `drop_request` the number of the only request that
+    loses it, and with `wait` a payload that is not there is waited for.
+    """
 
     def put(self, request_id: str, sequence: int, payload: Payload, timeout_s: float) -> bytes:
         """Write the file."""
         name = f"{self.edge.from_stage}-{self.edge.to_stage}-{request_id}-{sequence}.payload"
-        if self.options.get("drop") != sequence:
+        only = self.options.get("drop_request")
+        if self.options.get("drop") != sequence or (only is not None and not request_id.endswith(f"-{only}")):
             path = Path(self.edge.run_dir) / name
             path.with_suffix(".part").write_bytes(encode_payload(payload))
             path.with_suffix(".part").rename(path)
@@ -221,6 +276,9 @@ class FolderConnector(Connector):
     def get(self, handle: bytes, timeout_s: float) -> dict[str, Any]:
         """Read the file and remove it."""
         path = Path(self.edge.run_dir) / handle.decode()
+        end = time.monotonic() + (timeout_s if self.options.get("wait") else 0)
+        while not path.exists() and time.monotonic() < end:
+            time.sleep(0.005)
         try:
             data = path.read_bytes()
         except FileNotFoundError:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from omni_core.deploy.numa import NumaHost
 from omni_core.deploy.resolve import resolve_deployment
+from omni_core.platforms import Platform
 from omni_core.stage import ResolvedPipeline
 from omni_core.testing.plugins import make_manager, make_plugin
 
@@ -73,29 +75,46 @@ class Desk:
         config: Mapping[str, Any] | None = None,
         **flags: Any,
     ) -> ResolvedPipeline:
-        """Resolve a checkpoint of this type; `text` is a deploy file."""
+        """Resolve a checkpoint of this type; `text` is a deploy file, and any platform can be named."""
         return resolve_deployment(
             self.model(model_type, **(config or {})),
             deploy_config=[self.write("my.yaml", text)] if text is not None else files,
             flags=flags,
             stage_overrides=overrides,
             manager=make_manager({"acme": make_plugin(**self.hooks)}),
-            platform=platform,
+            platform=platform if platform in {"cpu", "cuda"} else Platform(platform, platform),
             frontend_count=frontends,
         )
 
 
 @pytest.fixture
 def desk(deployments: Any, monkeypatch: pytest.MonkeyPatch) -> Desk:
-    """Return a desk in an environment without variables that resolving reads."""
+    """Return a desk on a machine with numactl, without Ray and without variables that resolving reads."""
     for name in ("CUDA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY", "DIFFUSION_ATTENTION_BACKEND", "OMNI_PLATFORM"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setattr(NumaHost, "read", lambda: NumaHost(numactl="/usr/bin/numactl"))
     return Desk(deployments)
 
 
+class Starts:
+    """What was started since the test began."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def __call__(self) -> list[str]:
+        """Return the audit events."""
+        return _started[self._begin :]
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self._begin = len(_started)
+
+
 @pytest.fixture
-def nothing_starts() -> Iterator[Callable[[], list[str]]]:
+def nothing_starts() -> Iterator[Starts]:
     """Fail a test during which a process was started or a socket bound."""
-    before = len(_started)
-    yield lambda: _started[before:]
-    assert _started[before:] == []
+    starts = Starts()
+    yield starts
+    assert starts() == []

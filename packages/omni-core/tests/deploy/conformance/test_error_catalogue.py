@@ -6,11 +6,8 @@ the stage-based command line. `rules.yaml` says so for each.
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +17,6 @@ from omni_core.capabilities import DuplexCapabilities
 from omni_core.errors import ConfigError, OmniError
 from omni_core.pipeline import PipelineConfig, StagePipelineConfig
 
-HEAVY = ("torch", "vllm", "transformers", "diffusers", "starlette")
 FAKE = "omni_core.testing.fakes:SumVocoder"
 DUPLEX: dict[str, Any] = {"duplex_plugin": FAKE, "default_session_mode": "turn"}
 CONCURRENT = DuplexCapabilities(supports_session_resume=True, supports_multi_session_same_replica=True)
@@ -261,7 +257,7 @@ DIRTY = {
 
 
 @pytest.fixture(autouse=True)
-def _nothing_starts(nothing_starts: Callable[[], list[str]]) -> None:
+def _nothing_starts(nothing_starts: Any) -> None:
     """Watch every test of this module."""
 
 
@@ -298,7 +294,7 @@ def test_topology_is_refused_with_every_fault(name: str) -> None:
 
 def test_topology_without_a_final_output_is_refused() -> None:
     """E01."""
-    with pytest.raises(ConfigError, match="'dirty'[^$]*no stage has final_output"):
+    with pytest.raises(ConfigError, match=r"(?s)'dirty'.*no stage has final_output"):
         PipelineConfig(model_type="dirty", stages=(StagePipelineConfig(stage_id=0, model_stage="s0"),))
 
 
@@ -365,19 +361,3 @@ def test_command_line_is_refused_before_the_model_is_looked_at(
     assert caught.value.code == 2
     said = capsys.readouterr().err
     assert [fact for fact in facts if fact not in said] == [], said
-
-
-def test_whole_catalogue_runs_without_an_engine() -> None:
-    """In a process of its own, so that nothing another test imported is there."""
-    script = f"""
-import sys, pytest
-code = pytest.main([{str(Path(__file__))!r}, "-q", "-p", "no:cacheprovider", "-k", "refused or named or faulty"])
-print("HEAVY", sorted(set({HEAVY!r}) & set(sys.modules)))
-sys.exit(code)
-"""
-
-    started = [sys.executable, "-c", script]
-    done = subprocess.run(started, capture_output=True, text=True, timeout=120, check=False)
-
-    assert done.returncode == 0, done.stdout
-    assert done.stdout.splitlines()[-1] == "HEAVY []"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from omni_core.errors import ConfigError
+from omni_core.modelkit.config_reader import ConfigReader
 
+_MODEL = "Qwen3-TTS"
 TASKS = {"custom_voice": "CustomVoice", "voice_design": "VoiceDesign", "base": "Base"}
 """`tts_model_type` of the checkpoint to the task type of the API."""
 
@@ -68,24 +69,22 @@ class Checkpoint:
         Raises:
             ConfigError: config.json is missing, is no JSON, or lacks a field; the message names it.
         """
-        path = Path(folder) / "config.json"
-        try:
-            raw = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"cannot read it: {error}", where=str(path), hint="give a Qwen3-TTS checkpoint") from error
-        return cls.from_config(raw, folder)
+        return cls._from_reader(ConfigReader.of_folder(folder, _MODEL), folder)
 
     @classmethod
     def from_config(cls, raw: Mapping[str, Any], folder: str | Path) -> Checkpoint:
         """Return the facts in an already parsed config.json."""
-        where = str(Path(folder) / "config.json")
-        read = _Reader(raw, where)
-        talker = _Reader(read.take("talker_config", dict), where, "talker_config.")
-        predictor = _Reader(talker.take("code_predictor_config", dict), where, "talker_config.code_predictor_config.")
+        return cls._from_reader(ConfigReader(raw, str(Path(folder) / "config.json"), _MODEL), folder)
+
+    @classmethod
+    def _from_reader(cls, read: ConfigReader, folder: str | Path) -> Checkpoint:
+        talker = read.section("talker_config")
+        predictor = talker.section("code_predictor_config")
         variant = read.take("tts_model_type", str)
         if variant not in TASKS:
-            raise ConfigError(f"tts_model_type {variant!r} is not known", where=where, hint=f"known are {', '.join(TASKS)}")
-        speaker = raw.get("speaker_encoder_config")
+            known = ", ".join(TASKS)
+            raise ConfigError(f"tts_model_type {variant!r} is not known", where=read.where, hint=f"known are {known}")
+        speaker = read.raw.get("speaker_encoder_config")
         hidden = talker.take("hidden_size", int)
         dialects = talker.optional("spk_is_dialect", dict, {})
         return cls(
@@ -130,22 +129,3 @@ class Checkpoint:
     def voice_id(self, voice: str) -> int:
         """Return the codec id of a voice, matched without case."""
         return next(i for name, i in self.voices.items() if name.lower() == voice.lower())
-
-
-@dataclass(frozen=True)
-class _Reader:
-    """One object of config.json; a missing field is an error that names it."""
-
-    raw: Mapping[str, Any]
-    where: str
-    prefix: str = ""
-
-    def take(self, name: str, kind: type) -> Any:
-        found = self.raw.get(name)
-        if not isinstance(found, kind) or isinstance(found, bool):
-            what = "is missing" if found is None else f"must be of type {kind.__name__}, not {found!r}"
-            raise ConfigError(f"{self.prefix}{name} {what}", where=self.where, hint="give an unchanged Qwen3-TTS checkpoint")
-        return found
-
-    def optional(self, name: str, kind: type, default: Any) -> Any:
-        return default if self.raw.get(name) is None else self.take(name, kind)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from omni_core.capabilities import MtpSampling
-from omni_models_qwen.qwen3_tts.code_sampling import CodeSampling
+from omni_core.modelkit.code_sampling import CodeSampling
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from omni_core.modelkit.weights import TensorReader
 from omni_models_qwen.qwen3_tts.codec_flow import Flow, MemoryPlan
-from omni_models_qwen.qwen3_tts.weights import TensorReader
 
 DILATIONS = (1, 3, 9)
 

@@ -15,12 +15,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from omni_core.modelkit.config_reader import read_json
+from omni_core.modelkit.weights import TensorReader
 from omni_models_qwen.qwen3_tts.codec_config import CodecDecoderConfig
 from omni_models_qwen.qwen3_tts.codec_convolutions import CausalConv, CausalUpsample, ConvNextBlock, DecoderBlock, SnakeBeta
 from omni_models_qwen.qwen3_tts.codec_flow import CodecState, Flow, MemoryPlan
 from omni_models_qwen.qwen3_tts.codec_quantizer import CodebookTables
 from omni_models_qwen.qwen3_tts.codec_transformer import WindowTransformer
-from omni_models_qwen.qwen3_tts.weights import TensorReader, read_json
 
 _PIECES = {"cpu": (64, 4, 16)}
 _DEFAULT_PIECES = (2048, 16, 128)
@@ -76,6 +77,11 @@ class CodecDecoder:
         path = folder / "config.json"
         config = CodecDecoderConfig.read(read_json(path), where=str(path))
         return cls(TensorReader.of_folder(folder, "decoder."), config, device=torch.device(device), dtype=dtype)
+
+    @property
+    def device(self) -> torch.device:
+        """Where it decodes."""
+        return self._device
 
     def begin(self) -> CodecState:
         """Return the state of a request that has decoded nothing."""

@@ -9,7 +9,8 @@ from torch import Tensor
 from transformers import MimiConfig, MimiModel
 
 from omni_core.errors import ConfigError
-from omni_models_qwen.qwen3_tts.weights import TensorReader, read_json
+from omni_core.modelkit.config_reader import read_json
+from omni_core.modelkit.weights import TensorReader
 
 
 class CodecEncoder:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from omni_core.modelkit.weights import TensorReader
 from omni_models_qwen.qwen3_tts.codec_config import CodecDecoderConfig
-from omni_models_qwen.qwen3_tts.weights import TensorReader
 
 _MIN_USAGE = 1e-5
 

@@ -8,13 +8,16 @@ from __future__ import annotations
 import difflib
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from omni_core import envs
 from omni_core.deploy.notes import warn
 from omni_core.errors import ConfigError
+from omni_core.runner import RunnerEntry
 from omni_core.stage import ResolvedEdge, ResolvedStage
-from omni_models_qwen.qwen3_tts.pipeline import QWEN3_TTS_FUSED
-from omni_models_qwen.qwen3_tts.stream import KEYS, check_edges, ramp_sizes
+from omni_models_qwen.qwen3_tts.pipeline import QWEN3_TTS, QWEN3_TTS_FUSED
+from omni_models_qwen.qwen3_tts.stream import ADAPTIVE_KEYS, KEYS, WITHOUT_EFFECT, check_edges, ramp_sizes
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +25,7 @@ _DECODE = "talker_stream_decode"
 _STREAM_FIRST = "talker_stream_first_audio"
 _TALKER_FIRST = "talker_first_audio"
 _SWITCHES = (_DECODE, _STREAM_FIRST, "code_predictor_kv_cache", "code_predictor_fused_sampling", "code_predictor_fused")
-_NUMBERS = ("ref_code_context_frames",)
+_NUMBERS = ("ref_code_context_frames", "ref_audio_artifact_cache_max_entries")
 FUSED_OPTIONS = frozenset((*_SWITCHES, *_NUMBERS))
 """Options of the single-stage pipeline (TT-05)."""
 _FAMILIES = ("talker_", "code_predictor_", "ref_code_", "codec_", "decode_")
@@ -49,13 +52,17 @@ def check_stages(stages: Sequence[ResolvedStage]) -> None:
 
 
 def obstacles(stage: ResolvedStage) -> list[str]:
-    """Return what keeps a talker from making audio in its own process (TT-03, TT-11); nothing if it can."""
+    """Return what keeps a talker from making audio in its own process (TT-03, TT-11); nothing if it can.
+
+    With `OMNI_TEST_CUDA_PATHS=1` any platform and model runner will do, so that tests without a GPU run the same code.
+    """
     given = stage.engine_args
+    anywhere = envs.is_on("OMNI_TEST_CUDA_PATHS")
     sizes = {name: given.get(name) or 1 for name in ("tensor_parallel_size", "pipeline_parallel_size")}
     executor = given.get("distributed_executor_backend") or "uni"
     found = {
-        f"the platform is {stage.platform}, not cuda": stage.platform != "cuda",
-        f"model_runner is {stage.model_runner}, not v2": stage.model_runner != "v2",
+        f"the platform is {stage.platform}, not cuda": stage.platform != "cuda" and not anywhere,
+        f"model_runner is {stage.model_runner}, not v2": stage.model_runner != "v2" and not anywhere,
         "async_chunk is off": not stage.async_chunk,
         **{f"{name} is {size}, not 1": size != 1 for name, size in sizes.items()},
         f"distributed_executor_backend is {executor}, not uni": executor != "uni",
@@ -133,7 +140,7 @@ def _check_two_stages(stage: ResolvedStage) -> None:
 
 
 def _advise(edge: ResolvedEdge) -> None:
-    """Warn about options that fit each other badly (TT-15, TT-16)."""
+    """Warn about options that fit each other badly (TT-15, TT-16), and say which ones change nothing."""
     where, stream = f"connectors.{edge.connector}.extra", edge.stream
     sizes, largest = stream.get("decode_cudagraph_batch_sizes"), stream.get("decode_batch_max_size")
     if sizes and largest is not None and max(sizes) != largest:
@@ -141,19 +148,47 @@ def _advise(edge: ResolvedEdge) -> None:
             f"{where}: decode_batch_max_size is {largest}, but the largest of decode_cudagraph_batch_sizes is {max(sizes)}: "
             "set them alike"
         )
+    _advise_chunks(stream, where)
+    if idle := [f"{key} ({WITHOUT_EFFECT[key]})" for key in stream if key in WITHOUT_EFFECT]:
+        logger.info("%s: without effect here: %s", where, "; ".join(idle))
+
+
+def _advise_chunks(stream: Mapping[str, Any], where: str) -> None:
     steady = int(stream.get("codec_chunk_frames", 25))
-    initial = stream.get("initial_codec_chunk_frames") or 0
-    if initial > steady:
-        warn(f"{where}: initial_codec_chunk_frames {initial} is cut to codec_chunk_frames {steady}")
-    if (ramp := stream.get("codec_chunk_ramp")) and (last := ramp_sizes(ramp)[-1]) != steady:
-        warn(f"{where}: codec_chunk_ramp ends with {last}, but goes on with codec_chunk_frames {steady}")
+    for key in ("initial_codec_chunk_frames", "codec_chunk_min_frames"):
+        if (size := stream.get(key) or 0) > steady:
+            warn(f"{where}: {key} {size} is cut to codec_chunk_frames {steady}")
+    ramp = ramp_sizes(stream.get("codec_chunk_ramp"))
+    if stream.get("codec_chunk_adaptive"):
+        if ramp:
+            warn(f"{where}: codec_chunk_ramp has no effect, because codec_chunk_adaptive beats it")
+        return
+    if ramp and ramp[-1] != steady:
+        warn(f"{where}: codec_chunk_ramp ends with {ramp[-1]}, but goes on with codec_chunk_frames {steady}")
+    if idle := [key for key in ADAPTIVE_KEYS if key in stream]:
+        warn(f"{where}: {', '.join(idle)} without codec_chunk_adaptive: true changes nothing")
 
 
 def _report_first_audio(stage: ResolvedStage, edge: ResolvedEdge) -> None:
-    """Say once for each stage why `talker_first_audio` does nothing here (TT-11: a fallback, not an error)."""
-    if edge.stream.get(_TALKER_FIRST):
-        reasons = obstacles(stage) or ["the talker of this version holds no decoder"]
+    """Say once for each stage who delivers the first frame (TT-11: a fallback, not an error)."""
+    if not edge.stream.get(_TALKER_FIRST):
+        return
+    if reasons := obstacles(stage):
         logger.info("stage %s: Code2Wav delivers the first audio too (%s): %s", stage.name, _TALKER_FIRST, "; ".join(reasons))
+    else:
+        logger.info("stage %s: its process delivers the first frame's audio (%s)", stage.name, _TALKER_FIRST)
+
+
+def talker_runner(stage: ResolvedStage) -> RunnerEntry | None:
+    """Return what runs a talker whose process makes audio, None where core's own runner of AR stages does."""
+    from omni_core.builtin import AR
+
+    if stage.pipeline == QWEN3_TTS_FUSED.model_type:
+        return replace(AR, name="qwen3-tts-fused", target="omni_models_qwen.qwen3_tts.talker_runners:FusedRunner")
+    wanted = any(edge.stream.get(_TALKER_FIRST) for edge in stage.outputs)
+    if stage.pipeline == QWEN3_TTS.model_type and wanted and not obstacles(stage):
+        return replace(AR, name="qwen3-tts-first", target="omni_models_qwen.qwen3_tts.talker_runners:FirstAudioRunner")
+    return None
 
 
 def _own(stage: ResolvedStage) -> Mapping[str, Any]:

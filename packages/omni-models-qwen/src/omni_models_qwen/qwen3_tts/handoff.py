@@ -1,7 +1,9 @@
 """From the talker to the codec: frames become payloads, in the talker's stage process.
 
 A payload holds `codes` int32 [frames, codebooks]. The first payload of an in-context clone also holds `ref_codes`, the frames
-of the reference that the decoder hears before the first new one, and `ref_total`, how many the reference has in all.
+of the reference that the decoder hears before the first new one, and `ref_total`, how many the reference has in all. A first
+payload whose beginning the talker's process has decoded itself holds that `audio` float32 [samples, channels]: it marks the
+frames of which the decoder makes its state only (TT-10).
 """
 
 from __future__ import annotations
@@ -12,27 +14,27 @@ import numpy as np
 
 from omni_core.payload import Payload
 from omni_core.runner import Handoff, StageOutput
-from omni_models_qwen.qwen3_tts.stream import ChunkPolicy
+from omni_models_qwen.qwen3_tts.chunks import FRAME_S, Chunker, ChunkPolicy
 
 CODES = "codes.audio"
 """Name under which the frames leave the talker: its output key ("codes", "audio"), joined."""
+FIRST_AUDIO = "first_audio"
+"""Name of the audio of a request's first frames, on the output that brings them."""
 
 
 def talker2code2wav_async_chunk(handoff: Handoff, output: StageOutput) -> Payload | None:
     """Return the next payload once enough frames are there, or what is left when the talker has ended."""
-    state = handoff.state
-    if "policy" not in state:
-        state["policy"] = ChunkPolicy.read(handoff.options, handoff.inputs.get("initial_codec_chunk_frames"))
-        state["pending"], state["sent"] = [], 0
-    policy: ChunkPolicy = state["policy"]
-    state["pending"].append(_frames(handoff, output))
-    waiting = sum(map(len, state["pending"]))
-    if waiting < policy.size(state["sent"]) and not output.finished:
+    chunker: Chunker | None = handoff.state.get("chunker")
+    if chunker is None:
+        policy = ChunkPolicy.read(handoff.options, handoff.inputs.get("initial_codec_chunk_frames"))
+        chunker = Chunker(policy, output.load, handoff.inputs.get("frame_s", FRAME_S))
+        handoff.state["chunker"] = chunker
+    audio = output.tensors.get(FIRST_AUDIO)
+    codes = chunker.add(_frames(handoff, output), finished=output.finished, at_once=audio is not None)
+    if codes is None:
         return None
-    payload = _payload(handoff, np.concatenate(state["pending"]), policy, first=state["sent"] == 0)
-    state["pending"] = []
-    state["sent"] += 1
-    return payload
+    payload = _payload(handoff, codes, chunker.policy, first=chunker.sent == 1)
+    return payload if audio is None else {**payload, "audio": audio}
 
 
 def talker2code2wav(handoff: Handoff, output: StageOutput) -> Payload:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from omni_core.modelkit.tokenizer import TextTokenizer
 from omni_core.payload import Payload
 from omni_core.runner import EngineInput
 from omni_models_qwen.qwen3_tts.checkpoint import Checkpoint
@@ -21,7 +22,7 @@ from omni_models_qwen.qwen3_tts.prompt import (
     plan_rows,
     reference_text,
 )
-from omni_models_qwen.qwen3_tts.tokenizer import TextTokenizer
+from omni_models_qwen.qwen3_tts.speech import codec_facts
 
 if TYPE_CHECKING:
     from omni_core.stage import ResolvedStage
@@ -37,7 +38,9 @@ class Qwen3TTSInput:
     def __init__(self, stage: ResolvedStage) -> None:
         self._checkpoint = Checkpoint.read(stage.model)
         self._tokenizer = TextTokenizer.load(stage.model)
-        options = stage.outputs[0].stream if stage.outputs else {}
+        facts = codec_facts(self._checkpoint)
+        self._frame_s = facts["decode_upsample_rate"] / facts["output_sample_rate"]
+        options = stage.outputs[0].stream if stage.outputs else stage.engine_args.get("additional_config") or {}
         self._voices = _VoiceCache(int(options.get("ref_audio_artifact_cache_max_entries", _CACHE_ENTRIES)))
         self._encoder = _load_encoder(stage.model) if self._checkpoint.speaker_width is not None else None
 
@@ -60,6 +63,7 @@ class Qwen3TTSInput:
             "num_codes": self._checkpoint.num_codes,
             "ref_codes": codes,
             "initial_codec_chunk_frames": payload.get("initial_codec_chunk_frames"),
+            "frame_s": self._frame_s,
         }
         return EngineInput(prompt_token_ids=ids, model_inputs=inputs, handoff=handoff)
 

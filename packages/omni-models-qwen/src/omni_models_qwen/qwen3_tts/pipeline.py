@@ -47,7 +47,7 @@ QWEN3_TTS = PipelineConfig(
 
 QWEN3_TTS_FUSED = PipelineConfig(
     model_type="qwen3_tts_fused",
-    model_arch="Qwen3TTSFusedTalkerForConditionalGeneration",
+    model_arch=QWEN3_TTS.model_arch,
     default_deploy_config_name="qwen3_tts_fused_single_gpu.yaml",
     single_stage_streams=True,
     speech=QWEN3_TTS.speech,
@@ -66,4 +66,4 @@ QWEN3_TTS_FUSED = PipelineConfig(
         ),
     ),
 )
-"""One stage, whose talker holds the codec's decoder and makes audio itself; chosen with `pipeline: qwen3_tts_fused` (TT-02)."""
+"""One stage, whose process holds the codec's decoder beside the talker; chosen with `pipeline: qwen3_tts_fused` (TT-02)."""

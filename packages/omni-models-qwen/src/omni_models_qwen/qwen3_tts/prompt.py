@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from omni_models_qwen.qwen3_tts.checkpoint import Checkpoint
 
 NO_CODE = -1
-"""In a plan: nothing is added for this codebook."""
+"""In a plan: nothing is added for this codebook (`modelkit.history.NO_CODE`, which needs torch)."""
 _ROLE = 3
 """Tokens of `<|im_start|>assistant\\n`."""
 _TEXT_TAIL = 5

@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 
 from omni_core.errors import ConfigError, RequestError
+from omni_core.modelkit.config_reader import read_json
 from omni_models_qwen.qwen3_tts.codec_encoder import CodecEncoder
 from omni_models_qwen.qwen3_tts.speaker_encoder import SpeakerEncoder
-from omni_models_qwen.qwen3_tts.weights import read_json
 
 CODEC_FOLDER = "speech_tokenizer"
 MIN_SECONDS = 1.0

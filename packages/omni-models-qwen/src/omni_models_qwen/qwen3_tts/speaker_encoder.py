@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from omni_core.errors import ConfigError
-from omni_models_qwen.qwen3_tts.weights import TensorReader
+from omni_core.modelkit.weights import TensorReader
 
 _FFT, _HOP = 1024, 256
 _MAX_HZ = 12000.0

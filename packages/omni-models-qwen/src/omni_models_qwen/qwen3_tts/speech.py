@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from omni_core.errors import RequestError
-from omni_core.speech import PreparedSpeech, ReferenceAudio, SpeechAdapter, SpeechPrompt, SpeechTraits
+from omni_core.speech import PreparedSpeech, SpeechAdapter, SpeechPrompt, SpeechTraits
+from omni_core.speech_checks import check_fields, check_instructions, check_reference, check_text, limits, whole_number
 from omni_models_qwen.qwen3_tts.checkpoint import Checkpoint
 from omni_models_qwen.qwen3_tts.pipeline import QWEN3_TTS
 
@@ -24,11 +25,10 @@ _SAMPLE_RATE = 24_000
 _SAMPLES_PER_FRAME = 1920
 _ALWAYS = frozenset({"language", "task_type", "non_streaming_mode", "max_new_tokens", "seed", "initial_codec_chunk_frames"})
 _CLONING = frozenset({"ref_audio", "ref_text", "x_vector_only_mode", "speaker_embedding"})
-_NAMED = ("voice", "instructions", "ref_audio", "ref_text", "x_vector_only_mode", "speaker_embedding")
-"""Fields that only some variants accept."""
+_REFERENCES = ("ref_audio", "ref_text", "speaker_embedding")
+"""Fields that ask for cloning by themselves."""
 _MIN_FRAMES = 2
 """`min_tokens` of the deploy file, which may not be more than a request's limit."""
-_MAX_SEED = 2**63 - 1
 
 
 class Qwen3TTSSpeech(SpeechAdapter):
@@ -37,7 +37,7 @@ class Qwen3TTSSpeech(SpeechAdapter):
     def __init__(self, model: ModelInfo, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(model, options)
         self.checkpoint = Checkpoint.read(model.path)
-        self._codec = _codec_facts(self.checkpoint)
+        self._codec = codec_facts(self.checkpoint)
 
     @cached_property
     def traits(self) -> SpeechTraits:
@@ -74,67 +74,37 @@ class Qwen3TTSSpeech(SpeechAdapter):
         Raises:
             RequestError: A field cannot be used; `param` names it and the hint lists what can.
         """
-        self._check_text(prompt.text)
+        check_text(prompt.text, self.traits)
         self._check_task(prompt)
-        self._check_fields(prompt)
+        check_fields(prompt, self.traits, f"{self.checkpoint.task} model")
         inputs: dict[str, Any] = {
             "text": prompt.text,
             "language": self._language(prompt.language),
             "voice": self._voice(prompt.voice),
             "instructions": self._instructions(prompt.instructions),
             "non_streaming_mode": self._whole_text(prompt.non_streaming_mode),
-            "initial_codec_chunk_frames": _whole(
+            "initial_codec_chunk_frames": whole_number(
                 prompt.initial_codec_chunk_frames, "initial_codec_chunk_frames", 0, self.traits.max_new_tokens
             ),
         }
         if self.traits.clones:
             inputs |= self._reference(prompt)
-        sampling: dict[str, Any] = {}
-        if prompt.max_new_tokens is not None:
-            limit = _whole(prompt.max_new_tokens, "max_new_tokens", 1, self.traits.max_new_tokens)
-            sampling["max_tokens"] = limit
-            if limit is not None and limit < _MIN_FRAMES:
-                sampling["min_tokens"] = limit
-        if prompt.seed is not None:
-            sampling["seed"] = _whole(prompt.seed, "seed", -_MAX_SEED - 1, _MAX_SEED)
+        sampling = dict(limits(prompt, self.traits))
+        if sampling.get("max_tokens", _MIN_FRAMES) < _MIN_FRAMES:
+            sampling["min_tokens"] = sampling["max_tokens"]
         return PreparedSpeech(inputs=inputs, sampling={0: sampling} if sampling else {})
-
-    def _check_text(self, text: str) -> None:
-        if not text.strip():
-            raise RequestError("there is no text to speak", param="input", hint="send at least one word")
-        if len(text) > (limit := self.traits.max_text_chars):
-            raise RequestError(
-                f"the text has {len(text)} characters, but at most {limit} are accepted",
-                param="input",
-                hint="send it in several requests",
-            )
 
     def _check_task(self, prompt: SpeechPrompt) -> None:
         own = self.checkpoint.task
-        references = prompt.ref_audio is not None or prompt.ref_text is not None or prompt.speaker_embedding is not None
+        references = any(getattr(prompt, name) is not None for name in _REFERENCES)
         asked = prompt.task_type or ("Base" if references else own)
         if asked.lower() != own.lower():
+            given = next((name for name in _REFERENCES if getattr(prompt, name) is not None), "ref_audio")
             raise RequestError(
                 f"this request is of the task {asked!r}, but the model {self.checkpoint.folder.name!r} does {own!r}",
-                param="task_type" if prompt.task_type else "ref_audio",
+                param="task_type" if prompt.task_type else given,
                 hint=f"send a request for {own}, or serve a {asked} checkpoint",
             )
-
-    def _check_fields(self, prompt: SpeechPrompt) -> None:
-        for name in _NAMED:
-            if getattr(prompt, name) is None or name in self.traits.accepts:
-                continue
-            if name == "voice" and str(prompt.voice).lower() == "default":
-                continue  # clients whose library insists on a voice send this
-            if name == "instructions" and not prompt.instructions:
-                continue
-            raise RequestError(
-                f"{name!r} has no effect with this {self.checkpoint.task} model",
-                param=name,
-                hint=f"leave it out; accepted are {', '.join(sorted(self.traits.accepts))}",
-            )
-        for name in prompt.extra:
-            raise RequestError(f"{name!r} has no effect with this model", param=name, hint="leave it out")
 
     def _language(self, language: str | None) -> str:
         asked = (language or "auto").lower()
@@ -160,13 +130,7 @@ class Qwen3TTSSpeech(SpeechAdapter):
                 param="instructions",
                 hint="describe the voice; an empty string leaves the choice to the model",
             )
-        if instructions and len(instructions) > (limit := self.traits.max_instructions_chars):
-            raise RequestError(
-                f"the instructions have {len(instructions)} characters, but at most {limit} are accepted",
-                param="instructions",
-                hint="shorten them",
-            )
-        return instructions or None
+        return check_instructions(instructions, self.traits)
 
     def _whole_text(self, asked: bool | None) -> bool:
         return self.checkpoint.task != "Base" if asked is None else asked
@@ -192,9 +156,8 @@ class Qwen3TTSSpeech(SpeechAdapter):
             raise RequestError(
                 "'ref_text' has no effect when x_vector_only_mode is true", param="ref_text", hint="leave one of the two out"
             )
-        self._check_reference(prompt.ref_audio)
         return {
-            "ref_audio": np.ascontiguousarray(prompt.ref_audio.samples, dtype=np.float32),
+            "ref_audio": check_reference(prompt.ref_audio, self.traits),
             "ref_sample_rate": int(prompt.ref_audio.sample_rate),
             "ref_text": None if x_vector_only else prompt.ref_text,
             "x_vector_only": x_vector_only,
@@ -220,30 +183,8 @@ class Qwen3TTSSpeech(SpeechAdapter):
             )
         return {"speaker_embedding": np.asarray(values, dtype=np.float32)}
 
-    def _check_reference(self, audio: ReferenceAudio) -> None:
-        if audio.sample_rate <= 0 or audio.samples.ndim != 1:
-            raise RequestError("the reference audio must be mono with a positive sample rate", param="ref_audio")
-        seconds = len(audio.samples) / audio.sample_rate
-        low, high = self.traits.min_reference_s, self.traits.max_reference_s
-        if not low <= seconds <= high:
-            raise RequestError(
-                f"the reference audio is {seconds:.1f} s long, but must have {low:g} to {high:g} s",
-                param="ref_audio",
-                hint="cut it, or take a longer one",
-            )
-        if not np.isfinite(audio.samples).all():
-            raise RequestError("the reference audio has samples that are no finite numbers", param="ref_audio")
 
-
-def _whole(value: int | None, name: str, low: int, high: int) -> int | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise RequestError(f"{name!r} must be a whole number from {low} to {high}, not {value!r}", param=name)
-    return value
-
-
-def _codec_facts(checkpoint: Checkpoint) -> dict[str, int]:
+def codec_facts(checkpoint: Checkpoint) -> dict[str, int]:
     """Return rate and hop of the codec; the published values where its config is not there (its stage then reports that)."""
     facts = {"output_sample_rate": _SAMPLE_RATE, "decode_upsample_rate": _SAMPLES_PER_FRAME}
     try:

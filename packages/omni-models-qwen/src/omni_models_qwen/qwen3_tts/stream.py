@@ -1,12 +1,12 @@
-"""The chunk policy of the edge from the talker to the codec: the keys of the connector's `extra` that are ours (TT-15)."""
+"""The options of the edge from the talker to the codec: the keys of the connector's `extra` that are ours (TT-15, TT-16)."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from omni_core.deploy.notes import warn
 from omni_core.errors import ConfigError
 from omni_core.stage import ResolvedStage
 
@@ -15,6 +15,10 @@ _NUMBERS = {
     "codec_left_context_frames": 0,
     "ref_code_context_frames": 0,
     "initial_codec_chunk_frames": 0,
+    "codec_chunk_min_frames": 1,
+    "codec_chunk_safety_margin_ms": 0,
+    "codec_chunk_ramp_divisor": 1,
+    "codec_chunk_ramp_delta_min": 1,
     "decode_batch_max_size": 0,
     "max_inflight": 1,
     "ref_audio_artifact_cache_max_entries": 0,
@@ -24,6 +28,7 @@ _NUMBERS = {
 """Whole-number keys and the least value of each."""
 _SWITCHES = (
     "codec_streaming",
+    "codec_chunk_adaptive",
     "talker_first_audio",
     "decode_enable_tf32",
     "code_predictor_prefix_graphs",
@@ -32,52 +37,56 @@ _SWITCHES = (
     "codec_time_major",
 )
 _SIZES = (
-    "codec_chunk_ramp",
+    "decode_cudagraph_capture_sizes",
     "decode_cudagraph_batch_sizes",
     "code_predictor_prefix_graph_buckets",
     "code_predictor_prefix_graph_seq_lens",
 )
-KEYS = frozenset((*_NUMBERS, *_SWITCHES, *_SIZES, "connector_get_sleep_s"))
+ADAPTIVE_KEYS = (
+    "codec_chunk_min_frames",
+    "codec_chunk_safety_margin_ms",
+    "codec_chunk_ramp_divisor",
+    "codec_chunk_ramp_delta_min",
+)
+KEYS = frozenset((*_NUMBERS, *_SWITCHES, *_SIZES, "codec_chunk_ramp", "connector_get_sleep_s"))
+_POLLING = "chunks are announced as they come, so nothing polls for them"
+_NO_GRAPHS = "the codec runs without captured graphs"
+_ALWAYS = "the code predictor always works so"
+WITHOUT_EFFECT: Mapping[str, str] = {
+    "connector_get_sleep_s": _POLLING,
+    "connector_get_max_wait_first_chunk": _POLLING,
+    "connector_get_max_wait": _POLLING,
+    "decode_cudagraph_batch_sizes": _NO_GRAPHS,
+    "decode_cudagraph_capture_sizes": _NO_GRAPHS,
+    "code_predictor_prefix_graphs": "the code predictor keeps its keys and values and never reads a prefix again",
+    "code_predictor_prefix_graph_buckets": "there are no prefix graphs",
+    "code_predictor_prefix_graph_seq_lens": "there are no prefix graphs",
+    "code_predictor_kv_cache": _ALWAYS,
+    "code_predictor_fused_sampling": _ALWAYS,
+    "codec_time_major": "the codec has one layout",
+}
+"""Options that deploy files of other servers have and that change nothing here, and why. They are accepted and said once."""
+REFUSED: Mapping[str, str] = {
+    "decode_chunk_frames": "the decoder keeps its state and needs no windows; codec_chunk_frames is the size of a payload",
+    "decode_left_context_frames": "the decoder keeps its state; for references there is ref_code_context_frames",
+}
+"""Options of a decoder without a state, and what to write instead."""
+MIN_RAMP = 2
+"""Sizes that a ramp has at least: one alone is no ramp."""
 
 
-@dataclass(frozen=True)
-class ChunkPolicy:
-    """How many frames go into each payload, and how much of a reference goes along."""
+def ramp_sizes(value: Any) -> tuple[int, ...] | None:
+    """Return the sizes of a `codec_chunk_ramp`: a list of whole numbers, or a string with commas between them.
 
-    steady: int = 25
-    first: tuple[int, ...] = ()
-    """Sizes of the first payloads; those after them have `steady` frames."""
-    ref_context: int = 25
-    """Reference frames that precede the first payload; longer references keep their last ones (TT-08)."""
-
-    @classmethod
-    def read(cls, options: Mapping[str, Any], initial: int | None = None) -> ChunkPolicy:
-        """Return the policy of an edge.
-
-        Args:
-            options: The edge's stream options, checked by `check_options`.
-            initial: The request's own `initial_codec_chunk_frames`, which beats the configured one but not a ramp.
-        """
-        steady = int(options.get("codec_chunk_frames", 25))
-        ramp = options.get("codec_chunk_ramp")
-        if initial is None:
-            initial = int(options.get("initial_codec_chunk_frames") or 0)
-        first = ramp_sizes(ramp) if ramp else ((min(initial, steady),) if initial else ())
-        context = options.get("ref_code_context_frames", options.get("codec_left_context_frames", 25))
-        return cls(steady=steady, first=first, ref_context=int(context))
-
-    def size(self, sent: int) -> int:
-        """Return how many frames the payload after `sent` others waits for."""
-        return self.first[sent] if sent < len(self.first) else self.steady
-
-
-def ramp_sizes(value: Any) -> tuple[int, ...]:
-    """Return the sizes of a `codec_chunk_ramp`: a list of whole numbers, or a string with commas between them (TT-15).
-
-    Raises:
-        ValueError: A part of the string is no whole number.
+    None means that there is no ramp: nothing is written, or what is written is not at least two whole numbers above 0.
     """
-    return tuple(int(size) for size in (value.split(",") if isinstance(value, str) else value))
+    if isinstance(value, str):
+        texts = [part.strip() for part in value.split(",")]
+        sizes: list[Any] = [int(text) if text.isascii() and text.isdecimal() else 0 for text in texts]
+    else:
+        sizes = list(value) if isinstance(value, (list, tuple)) else []
+    usable = len(sizes) >= MIN_RAMP and all(_whole(size) and size > 0 for size in sizes)
+    return tuple(sizes) if usable else None
 
 
 def check_edges(stages: Sequence[ResolvedStage]) -> None:
@@ -101,6 +110,8 @@ def check_options(options: Mapping[str, Any], where: str, *, keys: Collection[st
         model: What messages call the model.
     """
     for key, value in options.items():
+        if key in REFUSED:
+            raise ConfigError(f"{key!r} has no meaning here", where=where, hint=REFUSED[key])
         if key not in keys:
             near = difflib.get_close_matches(key, keys, 1)
             hint = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(sorted(keys))}"
@@ -111,17 +122,15 @@ def check_options(options: Mapping[str, Any], where: str, *, keys: Collection[st
             raise ConfigError(f"{key} must be true or false, not {value!r}", where=where)
         if key in _SIZES:
             _check_sizes(key, value, where)
+        if key == "connector_get_sleep_s" and (isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0):
+            raise ConfigError(f"{key} must be a number of at least 0, not {value!r}", where=where)
+        if key == "codec_chunk_ramp" and value is not None and ramp_sizes(value) is None:
+            warn(f"{where}: codec_chunk_ramp is off: {value!r} is not at least {MIN_RAMP} whole numbers above 0")
 
 
-def _check_sizes(key: str, value: Any, where: str) -> None:
-    sizes = value
-    if key == "codec_chunk_ramp" and isinstance(value, str):
-        try:
-            sizes = ramp_sizes(value)
-        except ValueError:
-            sizes = ()
+def _check_sizes(key: str, sizes: Any, where: str) -> None:
     if not (isinstance(sizes, (list, tuple)) and sizes and all(_whole(size) and size > 0 for size in sizes)):
-        raise ConfigError(f"{key} must be a list of whole numbers above 0, not {value!r}", where=where)
+        raise ConfigError(f"{key} must be a list of whole numbers above 0, not {sizes!r}", where=where)
 
 
 def _whole(value: Any) -> bool:

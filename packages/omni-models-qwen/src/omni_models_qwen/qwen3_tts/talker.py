@@ -1,7 +1,7 @@
 """The talker of Qwen3-TTS on vLLM's layers; runs in the engine core of stage 0.
 
 Each step reads one row (text beside the frame made last), samples codebook 0 by vLLM's own sampler, and lets the code
-predictor complete the frame. Rows follow from `RowHistory`, so any position can be computed again at any time.
+predictor complete the frame. Rows follow from `VoicedHistory`, so any position can be computed again at any time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from omni_core.errors import ConfigError
 from omni_core.payload import Payload
 from omni_models_qwen.qwen3_tts.checkpoint import Checkpoint
 from omni_models_qwen.qwen3_tts.code_predictor import CodePredictor, PredictorConfig
-from omni_models_qwen.qwen3_tts.history import RowHistory
+from omni_models_qwen.qwen3_tts.history import VoicedHistory
 from omni_models_qwen.qwen3_tts.prompt import NO_CODE
 from omni_models_qwen.qwen3_tts.talker_weights import TalkerWeights
 
@@ -61,7 +61,7 @@ class Qwen3TTSTalker(nn.Module):
         self.text_embedding = VocabParallelEmbedding(raw.get("text_vocab_size", 151_936), raw.get("text_hidden_size", 2048))
         self.text_projection = _TextProjection(self.text_embedding.embedding_dim, facts.hidden_size)
         self.code_predictor = CodePredictor(PredictorConfig.read(raw))
-        self.history = RowHistory(
+        self.history = VoicedHistory(
             slots=vllm_config.scheduler_config.max_num_seqs,
             positions=vllm_config.model_config.max_model_len + 1,
             num_codes=facts.num_codes,
@@ -90,7 +90,7 @@ class Qwen3TTSTalker(nn.Module):
 
     def omni_begin(self, slot: int, inputs: Payload, prompt_len: int) -> None:
         """Take the plan that the input processor made for a request."""
-        self.history.begin(slot, inputs)
+        self.history.take(slot, inputs)
 
     def omni_embed(self, slots: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
         """Return the rows at these positions [T, H]."""

@@ -14,12 +14,49 @@ from pathlib import Path
 from typing import Any
 
 from omni_core.errors import ConfigError
+from omni_core.modelkit.tiny_tokenizer import write_tokenizer
+from omni_core.modelkit.tiny_weights import write_tensors
 from omni_models_qwen.qwen3_tts.tiny_layout import codec_tensors, speaker_tensors, talker_tensors
-from omni_models_qwen.qwen3_tts.tiny_tokenizer import write_tokenizer
-from omni_models_qwen.qwen3_tts.tiny_weights import write_tensors
 
 VARIANTS = ("custom_voice", "base", "voice_design")
 CODEC_FOLDER = "speech_tokenizer"
+
+_SPECIAL = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|object_ref_start|>",
+    "<|object_ref_end|>",
+    "<|box_start|>",
+    "<|box_end|>",
+    "<|quad_start|>",
+    "<|quad_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|vision_pad|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+    "<tool_call>",
+    "</tool_call>",
+    "<|fim_prefix|>",
+    "<|fim_middle|>",
+    "<|fim_suffix|>",
+    "<|fim_pad|>",
+    "<|repo_name|>",
+    "<|file_sep|>",
+    "<tool_response>",
+    "</tool_response>",
+    "<think>",
+    "</think>",
+    "<|audio_start|>",
+    "<|audio_end|>",
+    "<tts_pad>",
+    "<tts_text_bos>",
+    "<tts_text_eod>",
+    "<tts_text_bos_single>",
+    "<|audio_pad|>",
+)
+"""All of the published tokenizers', though few have a meaning here: no id may be where a program takes it to be."""
 
 _LANGUAGES = {
     "chinese": 2055,
@@ -194,7 +231,7 @@ def build_tiny(folder: Path, variant: str, seed: int) -> None:
         )
     codec = folder / CODEC_FOLDER
     codec.mkdir(parents=True, exist_ok=True)
-    config = _config(variant, write_tokenizer(folder))
+    config = _config(variant, write_tokenizer(folder, _SPECIAL))
     tensors = talker_tensors(config["talker_config"])
     if variant == "base":
         tensors |= speaker_tensors(_SPEAKER)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from omni_models_qwen.qwen3_tts.tiny_weights import Drawn
+from omni_core.modelkit.tiny_weights import Drawn
 
 Tensors = dict[str, Drawn]
 

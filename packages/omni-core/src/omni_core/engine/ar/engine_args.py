@@ -10,9 +10,11 @@ from typing import Any
 
 from omni_core.capabilities import ModelCapabilities
 from omni_core.engine.ar.checkpoint import has_tokenizer
+from omni_core.engine.profiling import profile_folder
 from omni_core.engine.vllm_bridge import AsyncEngineArgs, UniProcExecutor
 from omni_core.engine.watch import RUN_DIR_ENV
 from omni_core.errors import ConfigError
+from omni_core.observe.endpoint import traces_endpoint
 from omni_core.stage import ResolvedStage
 
 CPU_KV_CACHE_BYTES = 1 << 29
@@ -67,14 +69,14 @@ def tokenizer_folder(stage: ResolvedStage) -> Path | None:
     return folder if has_tokenizer(folder) else None
 
 
-def build_engine_args(stage: ResolvedStage, capabilities: ModelCapabilities) -> Any:
+def build_engine_args(stage: ResolvedStage, capabilities: ModelCapabilities, replica: int = 0) -> Any:
     """Return vLLM's AsyncEngineArgs of a stage.
 
     Raises:
         ConfigError: vLLM has no such argument.
     """
     given = dict(stage.engine_args)
-    values = {**_defaults(stage, capabilities), **given, **_forced(stage, capabilities, given)}
+    values = {**_defaults(stage, capabilities, replica), **given, **_forced(stage, capabilities, given)}
     try:
         return AsyncEngineArgs(**values)
     except TypeError as error:
@@ -83,8 +85,13 @@ def build_engine_args(stage: ResolvedStage, capabilities: ModelCapabilities) -> 
         ) from error
 
 
-def _defaults(stage: ResolvedStage, capabilities: ModelCapabilities) -> dict[str, Any]:
+def _defaults(stage: ResolvedStage, capabilities: ModelCapabilities, replica: int) -> dict[str, Any]:
     defaults: dict[str, Any] = {"disable_log_stats": True, "enable_log_requests": False}
+    if (endpoint := traces_endpoint()) is not None:
+        defaults["otlp_traces_endpoint"] = endpoint
+    if (folder := profile_folder(stage, replica)) is not None:
+        # The engine core alone: what the host does for an engine is seldom what takes its time.
+        defaults["profiler_config"] = {"profiler": "torch", "torch_profiler_dir": str(folder), "ignore_frontend": True}
     if stage.platform == "cpu":
         # With both, vLLM skips the profiling run; compilation gains nothing on stages of this kind.
         defaults |= {"enforce_eager": True, "kv_cache_memory_bytes": CPU_KV_CACHE_BYTES}

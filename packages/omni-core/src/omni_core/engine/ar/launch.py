@@ -14,9 +14,11 @@ from omni_core.engine.ar.checkpoint import check_checkpoint
 from omni_core.engine.ar.core_process import CoreContext, core_context
 from omni_core.engine.ar.engine_args import build_engine_args, checkpoint_folder, engine_environment
 from omni_core.engine.ar.model_class import capabilities_of, load_model_class
+from omni_core.engine.ar.stats import stat_logger
 from omni_core.engine.vllm_bridge import AsyncLLM
 from omni_core.engine.vllm_plugin import register
 from omni_core.errors import ConfigError, OmniError, StageStartError
+from omni_core.observe.registry import Registry
 from omni_core.stage import ResolvedStage
 
 INIT_TIMEOUT_ENV = "OMNI_STAGE_INIT_TIMEOUT"
@@ -46,8 +48,13 @@ class Launched:
             await asyncio.wait({ended}, timeout=2)
 
 
-async def launch(stage: ResolvedStage) -> Launched:
+async def launch(stage: ResolvedStage, replica: int = 0, metrics: Registry | None = None) -> Launched:
     """Start a stage's engine.
+
+    Args:
+        stage: The stage.
+        replica: Which copy of it.
+        metrics: Where the engine's numbers go; None counts nothing.
 
     Raises:
         StageStartError: It did not become ready, with the engine core's own reason where it gave one.
@@ -60,7 +67,7 @@ async def launch(stage: ResolvedStage) -> Launched:
     os.environ.update(environment)
     models = {stage.architecture: stage.architecture_target} if stage.architecture_target else {}
     context = CoreContext(core_context(stage.platform), environment, models)
-    starting = asyncio.get_running_loop().run_in_executor(None, _construct, stage, context)
+    starting = asyncio.get_running_loop().run_in_executor(None, _construct, stage, replica, context, metrics)
     done, _ = await asyncio.wait({starting}, timeout=timeout)
     if not done:
         await _give_up(starting, context)
@@ -86,13 +93,15 @@ async def _give_up(starting: asyncio.Future[Any], context: CoreContext) -> None:
             return
 
 
-def _construct(stage: ResolvedStage, context: CoreContext) -> tuple[Any, ModelCapabilities]:
+def _construct(
+    stage: ResolvedStage, replica: int, context: CoreContext, metrics: Registry | None
+) -> tuple[Any, ModelCapabilities]:
     where = f"stage {stage.name}"
     register()
     capabilities = ModelCapabilities()
     if stage.architecture_target is not None:
         capabilities = capabilities_of(load_model_class(stage.architecture, stage.architecture_target, where=where))
-    args = build_engine_args(stage, capabilities)
+    args = build_engine_args(stage, capabilities, replica)
     try:
         config = args.create_engine_config()
     except (ValueError, TypeError, OSError, KeyError) as error:
@@ -100,7 +109,10 @@ def _construct(stage: ResolvedStage, context: CoreContext) -> tuple[Any, ModelCa
     try:
         with context.installed():
             llm = AsyncLLM.from_vllm_config(
-                config, enable_log_requests=args.enable_log_requests, disable_log_stats=args.disable_log_stats
+                config,
+                enable_log_requests=args.enable_log_requests,
+                disable_log_stats=args.disable_log_stats,
+                stat_loggers=[stat_logger(metrics)] if metrics is not None else None,
             )
     except OmniError:
         raise

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from omni_core.capabilities import MtpSampling
+from omni_core.capabilities import MtpCapability, MtpSampling
 from omni_core.engine.ar.wire import KEY, Extra
 from omni_core.engine.vllm_bridge import RequestOutputKind, SamplingParams
 from omni_core.errors import RequestError
@@ -85,6 +85,45 @@ def sampling_params(stage: ResolvedStage, sampling: Mapping[str, Any], extra: Ex
         )
     except (ValueError, TypeError) as error:
         raise RequestError(str(error), where=f"stage {stage.name}", hint="correct the sampling parameters") from error
+
+
+_STEERED = ("temperature", "top_k", "top_p", "repetition_penalty")
+"""Parameters that a sampled token and a predicted frame both have."""
+
+
+def steer(stage: ResolvedStage, sampling: Mapping[str, Any], mtp: MtpCapability | None) -> dict[str, Any]:
+    """Return the parameters with those of the frame under `extra_args["mtp"]` and those of the token where vLLM reads them.
+
+    Raises:
+        RequestError: A repetition penalty is asked for that the model does not have.
+    """
+    steered = dict(sampling)
+    if mtp is None:
+        return steered
+    extra = dict(steered.get("extra_args") or {})
+    frame = dict(extra.get("mtp") or {})
+    if mtp.token_sampling is not None:
+        frame = {name: steered[name] for name in _STEERED if name in steered} | frame
+        greedy = {"temperature": 0.0} if steered.get("temperature") == 0 else {}
+        steered |= {**mtp.token_sampling, **greedy, "extra_args": {**extra, "mtp": frame}}
+    if frame.get("repetition_penalty", 1) != 1 and not mtp.penalises_repetition:
+        raise RequestError(
+            "the frames of this model have no repetition penalty",
+            where=f"stage {stage.name}",
+            param="extra_args.mtp.repetition_penalty",
+            hint="leave it out, or set it to 1",
+        )
+    return steered
+
+
+def drop_unreachable_stops(sampling: dict[str, Any], vocab_size: int) -> None:
+    """Leave out ids that end the request but that the model cannot sample.
+
+    vLLM takes `stop_token_ids` for columns of the logits when it enforces `min_tokens`. A column that is not there ends the
+    engine, and a pipeline's own ids may be those of a larger vocabulary than this checkpoint's.
+    """
+    if stops := sampling.get("stop_token_ids"):
+        sampling["stop_token_ids"] = [token for token in stops if token < vocab_size]
 
 
 def mtp_sampling(params: Any, default: MtpSampling) -> MtpSampling:

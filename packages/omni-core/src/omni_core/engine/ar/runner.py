@@ -16,9 +16,12 @@ from typing import Any
 
 from omni_core.capabilities import ModelCapabilities
 from omni_core.engine.ar import client, requests
+from omni_core.engine.ar.adapters import Adapters
 from omni_core.engine.ar.engine_args import tokenizer_folder
 from omni_core.engine.ar.launch import Launched, launch
+from omni_core.engine.ar.operations import ArOperations
 from omni_core.engine.ar.wire import Extra
+from omni_core.engine.profiling import METHODS, StageProfiler, profile_folder
 from omni_core.engine.vllm_bridge import EngineDeadError, VLLMClientError, tokens_input
 from omni_core.errors import ConfigError, OmniError, RequestError, ServiceError, StageDeadError
 from omni_core.payload import Payload, encode_payload
@@ -65,6 +68,14 @@ class ArRunner(StageRunner):
         self._launched: Launched | None = None
         self._processor: InputProcessor | None = None
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="omni-input")
+        self._adapters: Adapters | None = None
+        self._operations: ArOperations | None = None
+        self._profiler = StageProfiler(
+            stage,
+            profile_folder(stage, replica),
+            lambda: self._engine.start_profile(),
+            lambda folder: self._engine.stop_profile(),
+        )
         self._live: dict[str, _Live] = {}
         self._tokens = 0
         makes_text = OutputType.TEXT in parse_output_type(stage.topology.engine_output_type)
@@ -80,7 +91,9 @@ class ArRunner(StageRunner):
             ConfigError, DependencyError: The configuration or the model class cannot be used.
         """
         began = time.monotonic()
-        self._launched = await launch(self.stage)
+        self._launched = await launch(self.stage, self.replica, self.metrics)
+        self._adapters = Adapters(self.stage, self._launched.llm)
+        self._operations = ArOperations(self.stage, self._launched.llm)
         if self._launched.capabilities.computes_inputs:
             self._is_text = False
         self._processor = await asyncio.get_running_loop().run_in_executor(self._worker, self._load_processor)
@@ -110,6 +123,12 @@ class ArRunner(StageRunner):
         """Return the number of requests, of frames that nobody has taken yet, and of tokens that were taken since the start."""
         rows = self._launched.rows if self._launched is not None else {}
         return {"held": max(len(self._live), len(rows)), "frames": sum(map(len, rows.values())), "tokens": self._tokens}
+
+    async def call(self, method: str, arguments: Mapping[str, Any]) -> Any:
+        """Answer an operator's call, see `ar.operations`."""
+        if self._operations is None:
+            raise self._dead()
+        return await (self._profiler.call(method) if method in METHODS else self._operations.call(method, arguments))
 
     async def check(self) -> None:
         """Raise StageDeadError if the engine is dead."""
@@ -186,7 +205,10 @@ class ArRunner(StageRunner):
         own = request.sampling
         ids = list(made.prompt_token_ids)
         sampling = requests.effective_sampling(self.stage, own, made.sampling)
-        requests.limit_tokens(self.stage, sampling, own, len(ids), self._engine.model_config.max_model_len)
+        config = self._engine.model_config
+        requests.limit_tokens(self.stage, sampling, own, len(ids), config.max_model_len)
+        requests.drop_unreachable_stops(sampling, config.get_vocab_size())
+        sampling = requests.steer(self.stage, sampling, self._capabilities.mtp)
         extra: Extra | None = None
         if self._capabilities.computes_inputs:
             extra = {"inputs": encode_payload(made.model_inputs), "gated": self._capabilities.gated_inputs}
@@ -197,7 +219,11 @@ class ArRunner(StageRunner):
         first_is_all = live.is_final and not live.backlog
         llm = self._engine
         try:
-            live.collector = await llm.add_request(request.request_id, tokens_input(ids), params)
+            lora = await self._adapters.request(request.lora) if request.lora and self._adapters else None
+            trace = {"traceparent": request.trace} if request.trace else None
+            live.collector = await llm.add_request(
+                request.request_id, tokens_input(ids), params, lora_request=lora, trace_headers=trace
+            )
         except VLLMClientError as error:
             raise RequestError(str(error), where=self._where, hint="correct the request") from error
         live.engine_id = live.collector.request_id
@@ -212,6 +238,7 @@ class ArRunner(StageRunner):
 
     async def _outputs(self, live: _Live, made: EngineInput) -> AsyncIterator[StageOutput]:
         mtp = self._capabilities.mtp
+        most = self._engine.vllm_config.scheduler_config.max_num_seqs
         generated = 0
         handoff = dict(made.handoff)
         finished = False
@@ -222,11 +249,13 @@ class ArRunner(StageRunner):
             if finished and answer.finish_reason not in ("stop", "length"):
                 if live.is_aborted:
                     return
-                raise ServiceError(f"the engine ended the request: {answer.finish_reason}", where=self._where)
+                paused = " when it was paused" if answer.finish_reason == "abort" else ""
+                raise ServiceError(f"the engine ended the request{paused}: {answer.finish_reason}", where=self._where)
             tokens = list(answer.token_ids)
             generated += len(tokens)
             self._tokens += len(tokens)
             output = StageOutput(token_ids=tokens, text=answer.text, finished=finished, handoff=handoff)
+            output.load = len(self._live) / most
             codes = client.take_rows(live.rows)
             if mtp is not None and codes is not None:
                 output.tensors[mtp.payload_key] = codes

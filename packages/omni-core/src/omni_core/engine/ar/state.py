@@ -256,9 +256,10 @@ class ArState:
         positions = torch.from_numpy(following).to(self._device)
         model = self._model
         conditioning = model.omni_condition(slots_device, positions)
-        embeds, codes = model.mtp(
-            token_ids, model.embed_input_ids(token_ids), hidden, conditioning, **self._extra(self._mtp, slots)
-        )
+        extra = self._extra(self._mtp, slots)
+        if self._mtp.accepts_slots:
+            extra["slots"] = slots_device
+        embeds, codes = model.mtp(token_ids, model.embed_input_ids(token_ids), hidden, conditioning, **extra)
         model.omni_record(slots_device, positions, codes)
         self._remember(slots_device, embeds.to(self._next_rows.dtype), whole=whole)
         # Without the row of that position the conditioning was not whole; omni_embed is asked when the row is there.

@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import save_file
 
 from omni_core.errors import ConfigError
-from omni_models_qwen.qwen3_tts.weights import TensorReader, read_header, read_json
+from omni_core.modelkit.config_reader import read_json
+from omni_core.modelkit.weights import TensorReader, read_header
 
 pytestmark = pytest.mark.engine
 

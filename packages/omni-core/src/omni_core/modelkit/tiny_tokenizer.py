@@ -1,56 +1,20 @@
-"""The tokenizer of tiny checkpoints: Qwen's way of splitting text, over single bytes and a handful of whole words."""
+"""The tokenizer of tiny checkpoints: byte pairs over single bytes and a handful of whole words, in the usual four files."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
+from omni_core.modelkit.tokenizer import SPLIT
+
 _WORDS = ("user", "assistant", "system", "Hello", "Ġthere", "Ġworld", "Ġis", "Ġa", "Ġvoice", "Ġto")
 """Words with an id of their own. The role names must be among them: prompts are cut by counting ids. `Ġ` is a space."""
 
-_SPECIAL = (
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|object_ref_start|>",
-    "<|object_ref_end|>",
-    "<|box_start|>",
-    "<|box_end|>",
-    "<|quad_start|>",
-    "<|quad_end|>",
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<|vision_pad|>",
-    "<|image_pad|>",
-    "<|video_pad|>",
-    "<tool_call>",
-    "</tool_call>",
-    "<|fim_prefix|>",
-    "<|fim_middle|>",
-    "<|fim_suffix|>",
-    "<|fim_pad|>",
-    "<|repo_name|>",
-    "<|file_sep|>",
-    "<tool_response>",
-    "</tool_response>",
-    "<think>",
-    "</think>",
-    "<|audio_start|>",
-    "<|audio_end|>",
-    "<tts_pad>",
-    "<tts_text_bos>",
-    "<tts_text_eod>",
-    "<tts_text_bos_single>",
-    "<|audio_pad|>",
-)
 
-_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-
-
-def write_tokenizer(folder: Path) -> Mapping[str, int]:
+def write_tokenizer(folder: Path, special: Sequence[str]) -> Mapping[str, int]:
     """Write the tokenizer's four files and return the ids of its special tokens and of the words above.
 
     The ids are not those of the published tokenizers, so that code which has one of those built in fails on a tiny checkpoint.
@@ -64,13 +28,13 @@ def write_tokenizer(folder: Path) -> Mapping[str, int]:
                 merges.append(pair)
             vocabulary.setdefault(word[: end + 1], len(vocabulary))
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-    to_words = pre_tokenizers.Split(Regex(_SPLIT), "isolated")
+    to_words = pre_tokenizers.Split(Regex(SPLIT), "isolated")
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([to_words, to_bytes])
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in _SPECIAL])
+    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in special])
     known = tokenizer.get_vocab(with_added_tokens=True)
-    ids = {name: known[name] for name in (*_SPECIAL, *_WORDS)}
+    ids = {name: known[name] for name in (*special, *_WORDS)}
 
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "vocab.json").write_text(json.dumps(vocabulary, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -88,7 +52,7 @@ def write_tokenizer(folder: Path) -> Mapping[str, int]:
                 "single_word": False,
                 "special": True,
             }
-            for name in _SPECIAL
+            for name in special
         },
         "bos_token": None,
         "clean_up_tokenization_spaces": False,

@@ -2,37 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from omni_core.errors import ConfigError
+from omni_core.modelkit.config_reader import read_json
 
 _SHOWN = 5
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file of a checkpoint.
-
-    Raises:
-        ConfigError: The file is missing or is not a JSON object.
-    """
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(
-            f"cannot read {path.name}: {error.strerror}", where=str(path), hint="download the whole checkpoint"
-        ) from error
-    except ValueError as error:
-        raise ConfigError(f"{path.name} is not JSON: {error}", where=str(path), hint="download it again") from error
-    if not isinstance(found, dict):
-        raise ConfigError(f"{path.name} is not a JSON object", where=str(path), hint="download it again")
-    return found
 
 
 def read_header(path: Path) -> dict[str, tuple[int, ...]]:

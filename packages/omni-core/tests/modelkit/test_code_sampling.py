@@ -14,7 +14,7 @@ VOCAB = 8
 
 
 def _choose(rows: list[MtpSampling], logits: Any, uniforms: Any) -> list[int]:
-    from omni_models_qwen.qwen3_tts.code_sampling import CodeSampling
+    from omni_core.modelkit.code_sampling import CodeSampling
 
     return CodeSampling.of(rows, VOCAB, torch.device("cpu")).choose(logits, uniforms).tolist()
 
@@ -83,3 +83,23 @@ def test_without_numbers_some_are_drawn(logits: Any) -> None:
         codes = _choose([MtpSampling(temperature=5.0)] * 40, logits.expand(40, VOCAB), None)
 
     assert len(set(codes)) > 3
+
+
+def test_penalty_lowers_what_was_there_before(logits: Any) -> None:
+    from omni_core.modelkit.code_sampling import CodeSampling
+
+    rows = [MtpSampling(do_sample=False, repetition_penalty=1.2), MtpSampling(do_sample=False)]
+    seen = torch.zeros(2, VOCAB, dtype=torch.bool)
+    seen[:, 1] = True
+
+    chosen = CodeSampling.of(rows, VOCAB, torch.device("cpu")).choose(logits.expand(2, VOCAB), None, seen)
+
+    assert chosen.tolist() == [3, 1]
+
+
+def test_penalty_lowers_negative_logits_too() -> None:
+    from omni_core.modelkit.code_sampling import CodeSampling
+
+    settings = CodeSampling.of([MtpSampling(do_sample=False, repetition_penalty=2.0)], 2, torch.device("cpu"))
+
+    assert settings.choose(torch.tensor([[-1.0, -1.5]]), None, torch.tensor([[True, False]])).tolist() == [1]

@@ -1,4 +1,4 @@
-"""How the code predictor chooses: greedy and sampled rows in one batch, each with its own settings and random numbers."""
+"""How a predictor of frames chooses: greedy and sampled rows in one batch, each with its own settings and random numbers."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ class CodeSampling:
     top_k: Tensor
     """The size of the codebook where every code is kept."""
     top_p: Tensor
+    penalty: Tensor | None
+    """Factor against codes that were there before; None where every row has 1."""
     max_k: int
     """The largest `top_k` of the sampled rows."""
     any_greedy: bool
@@ -50,22 +52,29 @@ class CodeSampling:
             temperature=column([1.0 if row.greedy else row.temperature for row in rows], torch.float32),
             top_k=column([limits[row] for row in rows], torch.int64),
             top_p=column([row.top_p for row in rows], torch.float32),
+            penalty=column([row.repetition_penalty for row in rows], torch.float32)
+            if any(row.repetition_penalty != 1 for row in rows)
+            else None,
             max_k=max((limits[row] for row in sampled), default=0),
             any_greedy=len(sampled) < len(rows),
             all_greedy=not sampled,
             any_limit=any(limits[row] < vocab_size or row.top_p < 1 for row in sampled),
         )
 
-    def choose(self, logits: Tensor, uniforms: Tensor | None) -> Tensor:
+    def choose(self, logits: Tensor, uniforms: Tensor | None, seen: Tensor | None = None) -> Tensor:
         """Return a code for each row.
 
         Args:
             logits: [B, V].
             uniforms: Numbers in [0, 1) [B, V], the only source of chance; None draws them here.
+            seen: bool [B, V], the codes that the repetition penalty lowers; None for models without one.
 
         Returns:
             int64 [B].
         """
+        if self.penalty is not None and seen is not None:
+            lowered = torch.where(logits > 0, logits / self.penalty, logits * self.penalty)
+            logits = torch.where(seen, lowered, logits)
         if self.all_greedy:
             return logits.argmax(-1)
         drawn = self._draw(logits, uniforms)

@@ -10,11 +10,12 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from omni_core.errors import ConfigError
 
-_SPLIT = (
+SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""How Qwen2 tokenizers cut text before byte-pair merging; a fact of the family that vocab.json and merges.txt leave out."""
+"""How text is cut before byte-pair merging: digits one by one. vocab.json and merges.txt leave it out, and the models whose
+checkpoints may lack tokenizer.json share it."""
 
 
 class TextTokenizer:
@@ -52,7 +53,7 @@ def _from_parts(path: Path) -> Any:
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(_SPLIT), behavior="isolated", invert=False),
+            pre_tokenizers.Split(Regex(SPLIT), behavior="isolated", invert=False),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )

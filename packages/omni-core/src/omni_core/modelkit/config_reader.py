@@ -1,0 +1,78 @@
+"""Reading a checkpoint's JSON files, so that what is missing or of another type is an error that names it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omni_core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class ConfigReader:
+    """One object of a config.json."""
+
+    raw: Mapping[str, Any]
+    where: str
+    """The file, for messages."""
+    model: str
+    """What kind of checkpoint it should be of, for hints."""
+    prefix: str = ""
+    """Where in the file the object is: `talker_config.`."""
+
+    @classmethod
+    def of_folder(cls, folder: str | Path, model: str) -> ConfigReader:
+        """Return a reader of the config.json in `folder`.
+
+        Raises:
+            ConfigError: The file is missing or is no JSON.
+        """
+        path = Path(folder) / "config.json"
+        try:
+            raw = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"cannot read it: {error}", where=str(path), hint=f"give a {model} checkpoint") from error
+        return cls(raw, str(path), model)
+
+    def take(self, name: str, kind: type) -> Any:
+        """Return a field.
+
+        Raises:
+            ConfigError: It is missing or not of type `kind`.
+        """
+        found = self.raw.get(name)
+        if not isinstance(found, kind) or isinstance(found, bool):
+            what = "is missing" if found is None else f"must be of type {kind.__name__}, not {found!r}"
+            hint = f"give an unchanged {self.model} checkpoint"
+            raise ConfigError(f"{self.prefix}{name} {what}", where=self.where, hint=hint)
+        return found
+
+    def optional(self, name: str, kind: type, default: Any) -> Any:
+        """Return a field, or `default` where it is missing or null."""
+        return default if self.raw.get(name) is None else self.take(name, kind)
+
+    def section(self, name: str) -> ConfigReader:
+        """Return a reader of an object inside this one."""
+        return ConfigReader(self.take(name, dict), self.where, self.model, f"{self.prefix}{name}.")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file of a checkpoint.
+
+    Raises:
+        ConfigError: The file is missing or is not a JSON object.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read {path.name}: {error.strerror}", where=str(path), hint="download the whole checkpoint"
+        ) from error
+    except ValueError as error:
+        raise ConfigError(f"{path.name} is not JSON: {error}", where=str(path), hint="download it again") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path.name} is not a JSON object", where=str(path), hint="download it again")
+    return found

@@ -1,0 +1,103 @@
+"""Calls of operators to stages in real processes: answers, faults, deadlines, dead stages."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from omni_core.engine.options import EngineOptions
+from omni_core.errors import DeadlineError, NotFoundError, RequestError, ServiceError, StageDeadError, UnsupportedError
+from omni_core.testing.fakes import make_audio
+from omni_core.testing.running import audio, collect, pids, request, running, until_empty
+from omni_core.testing.waiting import async_wait_until
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_call_is_answered_by_every_replica_in_their_order() -> None:
+    async with running(replicas={0: 2}) as orchestrator:
+        answers = await orchestrator.control.call(0, "echo", {"value": [1, "two", None]}, 20)
+
+        assert answers == [{"replica": 0, "value": [1, "two", None]}, {"replica": 1, "value": [1, "two", None]}]
+
+
+async def test_what_a_stage_cannot_do_or_will_not_take_is_its_callers_error() -> None:
+    async with running() as orchestrator:
+        with pytest.raises(UnsupportedError, match="this stage cannot fly") as caught:
+            await orchestrator.control.call(0, "fly", {}, 20)
+        assert caught.value.http_status == 501
+        assert caught.value.where == "stage 0 (talker)"
+        with pytest.raises(ServiceError, match="KeyError: 'echo'"):
+            await orchestrator.control.call(0, "break", {}, 20)
+        with pytest.raises(ServiceError, match="TypeError"):
+            await orchestrator.control.call(0, "answer_badly", {}, 20)
+        with pytest.raises(RequestError, match="cannot be sent"):
+            await orchestrator.control.call(0, "echo", {"value": object()}, 20)
+        with pytest.raises(NotFoundError, match="no stage 7") as missing:
+            await orchestrator.control.call(7, "echo", {}, 20)
+        assert missing.value.hint == "the stages are 0, 1"
+
+        assert audio(await collect(orchestrator, request())).tolist() == make_audio(1, 10).tolist()
+
+
+async def test_a_call_that_never_ends_fails_at_its_deadline_and_the_next_one_is_answered() -> None:
+    async with running() as orchestrator:
+        with pytest.raises(DeadlineError, match=r"wait took longer than 0\.2 s"):
+            await orchestrator.control.call(0, "wait", {}, 0.2)
+
+        assert await orchestrator.control.call(0, "echo", {"value": 1}, 20) == [{"replica": 0, "value": 1}]
+
+
+async def test_two_calls_to_one_stage_are_done_one_after_the_other_and_those_to_others_beside_them() -> None:
+    async with running(EngineOptions()) as orchestrator:
+        first = asyncio.create_task(orchestrator.control.call(0, "append", {"value": "a", "after_s": 0.3}, 20))
+        await asyncio.sleep(0)
+        second = asyncio.create_task(orchestrator.control.call(0, "append", {"value": "b"}, 20))
+        waiting = asyncio.create_task(orchestrator.control.call(0, "echo", {"value": 1}, 0.05))
+
+        assert await orchestrator.control.call(1, "is_paused", {}, 20) == [False]
+        with pytest.raises(DeadlineError):
+            await waiting
+        assert [await first, await second] == [[["a"]], [["a", "b"]]]
+
+
+async def test_a_call_to_a_stage_that_dies_fails_at_once_and_so_do_later_ones() -> None:
+    async with running() as orchestrator:
+        call = asyncio.create_task(orchestrator.control.call(0, "wait", {}, 600))
+        await async_wait_until(lambda: bool(orchestrator.control._waiting), "the call to be sent")
+
+        os.kill(pids(orchestrator)[0], signal.SIGKILL)
+
+        with pytest.raises(StageDeadError, match="SIGKILL"):
+            async with asyncio.timeout(20):
+                await call
+        with pytest.raises(StageDeadError):
+            await orchestrator.control.call(0, "echo", {"value": 1}, 600)
+
+
+async def test_a_call_ends_when_the_server_stops() -> None:
+    async with running() as orchestrator:
+        call = asyncio.create_task(orchestrator.control.call(0, "wait", {}, 600))
+        await async_wait_until(lambda: bool(orchestrator.control._waiting), "the call to be sent")
+
+    with pytest.raises(ServiceError, match="the server stopped"):
+        await call
+
+
+async def test_a_paused_stage_loses_nothing_and_is_not_taken_for_a_stalled_one() -> None:
+    async with running(EngineOptions(stall_timeout_s=0.3)) as orchestrator:
+        assert await orchestrator.control.call(1, "pause", {"mode": "keep"}, 20) == [True]
+        requests = [asyncio.create_task(collect(orchestrator, request(seed))) for seed in range(4)]
+        late = asyncio.create_task(collect(orchestrator, request(9, timeout_s=0.8)))
+        with pytest.raises(DeadlineError, match=r"not finished within 0\.8 s"):
+            await late
+        assert not any(task.done() for task in requests)
+
+        assert await orchestrator.control.call(1, "resume", {}, 20) == [True]
+
+        for seed, outputs in enumerate(await asyncio.gather(*requests)):
+            assert audio(outputs).tolist() == make_audio(seed, 10).tolist()
+        await until_empty(orchestrator)

@@ -1,0 +1,142 @@
+"""The codec stage of MOSS-TTS: chunks of codes become chunks of audio. Runs in the stage's own process."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from omni_core.errors import ConfigError, RequestError
+from omni_core.payload import Payload
+from omni_core.runner import LightChunk, LightModel
+from omni_core.stage import ResolvedStage
+from omni_models_moss.codec.decoder import CodecDecoder
+from omni_models_moss.codec.location import find_codec
+from omni_models_moss.codec.memory import Stream
+
+_DTYPES: dict[str, torch.dtype | None] = {
+    "auto": None,  # the codec's config.json says
+    "float32": torch.float32,
+    "float": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "half": torch.float16,
+}
+_DEVICES = {"rocm": "cuda"}
+"""Platforms whose name in torch is another one."""
+
+
+class MossTTSCodecDecoder(LightModel):
+    """Decode codes as they come, with a stream for each request, so that the joined chunks are the one-shot decode.
+
+    A payload has `codes` [frames, n], of the first n codebooks. A request's first one may have `ref_codes` [frames, n], the
+    recording that the speech continues: they go through the decoder before the codes, and their audio is left out.
+
+    Args:
+        decoder: The codec's decoder.
+        dispatch_max_rows: See `LightModel`; the edge's `codec_dispatch_max_rows` (MO-02).
+        dispatch_max_wait_ms: See `LightModel`; the edge's `codec_dispatch_max_wait_ms`.
+    """
+
+    def __init__(self, decoder: CodecDecoder, *, dispatch_max_rows: int = 0, dispatch_max_wait_ms: float = 0.0) -> None:
+        self.decoder = decoder
+        self.dispatch_max_rows = dispatch_max_rows
+        self.dispatch_max_wait_ms = dispatch_max_wait_ms
+        self.sample_rate = decoder.config.sample_rate
+        self.channels = decoder.config.channels
+
+    @classmethod
+    def load(cls, stage: ResolvedStage) -> MossTTSCodecDecoder:
+        """Load the decoder of the stage's codec (see `codec.location`).
+
+        Raises:
+            ConfigError: A file is missing or damaged, its tensors are not this model's, or the dtype is not known.
+            DependencyError: The codec's repository cannot be fetched.
+        """
+        options = stage.inputs[0].stream if stage.inputs else {}
+        return cls(
+            _load_decoder(stage),
+            dispatch_max_rows=int(options.get("codec_dispatch_max_rows", 0)),
+            dispatch_max_wait_ms=float(options.get("codec_dispatch_max_wait_ms", 0)),
+        )
+
+    def reload(self, stage: ResolvedStage) -> None:
+        """Read the weights again; requests go on with their streams.
+
+        Raises:
+            ConfigError: The checkpoint cannot be read, or is another codec now.
+        """
+        found = _load_decoder(stage)
+        if found.config != self.decoder.config:
+            raise ConfigError(
+                "the codec has other sizes than the one that runs", where=f"stage {stage.name}", hint="restart the stage"
+            )
+        found.take_over(self.decoder)
+        self.decoder = found
+
+    def begin(self, request_id: str, sampling: Mapping[str, Any]) -> Stream:
+        """Return the stream of a request that has made no audio."""
+        return self.decoder.begin()
+
+    def group(self, chunk: LightChunk) -> Hashable:
+        """Return the shapes of the chunk's codes and reference: chunks of equal shapes can be stacked."""
+        return _rows(chunk.payload, "codes").shape, _rows(chunk.payload, "ref_codes").shape
+
+    @torch.inference_mode()
+    def step(self, chunks: Sequence[LightChunk]) -> Sequence[Mapping[str, Any]]:
+        """Return each chunk's `audio` float32 [frames * samples_per_frame, channels] and, to be looked at, its `codes` int32.
+
+        Raises:
+            RequestError: Codes are not [frames, n] whole numbers inside the codebooks. No stream has changed then.
+        """
+        codes = torch.stack([self._codes(chunk, "codes") for chunk in chunks])
+        reference = torch.stack([self._codes(chunk, "ref_codes") for chunk in chunks])
+        audio = self.decoder.decode(codes, [chunk.state for chunk in chunks], reference=reference)
+        waves = audio.to("cpu").contiguous().numpy()
+        return [{"audio": wave, "codes": rows.to(torch.int32).numpy()} for wave, rows in zip(waves, codes, strict=True)]
+
+    @torch.inference_mode()
+    def end(self, state: Stream) -> None:
+        """Free the stream's memory."""
+        self.decoder.end(state)
+
+    def _codes(self, chunk: LightChunk, key: str) -> Tensor:
+        rows = _rows(chunk.payload, key)
+        config = self.decoder.config
+        where = f"request {chunk.request_id}"
+        if rows.size == 0:
+            return torch.zeros(0, config.num_quantizers, dtype=torch.int64)
+        if rows.ndim != 2 or rows.shape[1] > config.num_quantizers or rows.dtype.kind not in "iu":
+            raise RequestError(
+                f"{key} must be whole numbers [frames, {config.num_quantizers} or fewer], not {rows.dtype} {list(rows.shape)}",
+                where=where,
+                hint="send one row for each frame",
+            )
+        if rows.min() < 0 or rows.max() >= config.codebook_size:
+            raise RequestError(
+                f"{key} holds ids from {rows.min()} to {rows.max()}, but the codebooks have {config.codebook_size} rows",
+                where=where,
+                hint=f"send codes from 0 to {config.codebook_size - 1}, without pads",
+            )
+        if key == "ref_codes" and chunk.state.frames:
+            raise RequestError("ref_codes came after the first frames", where=where, hint="send them with the first payload")
+        return torch.from_numpy(rows.astype(np.int64))
+
+
+def _load_decoder(stage: ResolvedStage) -> CodecDecoder:
+    name = str(stage.engine_args.get("dtype") or "auto").removeprefix("torch.")
+    if name not in _DTYPES:
+        raise ConfigError(
+            f"stage {stage.name} cannot use dtype {name!r}", where="dtype", hint=f"choose one of {', '.join(_DTYPES)}"
+        )
+    device = _DEVICES.get(stage.platform, stage.platform)
+    return CodecDecoder.load(find_codec(stage), device=device, dtype=_DTYPES[name])
+
+
+def _rows(payload: Payload, key: str) -> np.ndarray[Any, Any]:
+    """Return an array of the payload; one that is not there has no rows."""
+    found = payload.get(key)
+    return np.zeros((0, 0), np.int64) if found is None else np.atleast_1d(found)

@@ -1,0 +1,1 @@
+"""MOSS-Audio-Tokenizer: audio to frames of codes and back, in causal transformers from end to end."""

@@ -1,0 +1,51 @@
+"""Where a checkpoint's codec is: beside the talker, in a folder of its own, or in another repository."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from omni_core.errors import ConfigError
+from omni_core.model_info import read_model_info
+from omni_core.modelkit.config_reader import read_json
+from omni_core.stage import ResolvedStage
+
+CODEC_FOLDER = "audio_tokenizer"
+NAME = "audio_tokenizer_name_or_path"
+"""The talker's config.json names the repository of its codec here."""
+
+
+def find_codec(stage: ResolvedStage) -> Path:
+    """Return the folder of the codec that a stage needs, fetching its repository if need be.
+
+    The first of these that is there: what `hf_overrides: {audio_tokenizer_name_or_path: ...}` of the stage names, the folder
+    `audio_tokenizer` of the stage's checkpoint, that checkpoint itself (`model:` of the stage names one), and what the
+    talker's config.json names.
+
+    Raises:
+        ConfigError: There is none.
+        DependencyError: A repository cannot be fetched.
+    """
+    overrides = stage.engine_args.get("hf_overrides")
+    if isinstance(overrides, Mapping) and overrides.get(NAME):
+        return _folder(str(overrides[NAME]), Path(stage.model))
+    folder = Path(stage.model)
+    inside = folder / (stage.topology.model_subdir or CODEC_FOLDER)
+    if (inside / "config.json").is_file():
+        return inside
+    config = read_json(folder / "config.json")
+    if "quantizer_kwargs" in config:
+        return folder
+    if not config.get(NAME):
+        raise ConfigError(
+            f"the checkpoint has no codec: there is no {inside}, and config.json has no {NAME}",
+            where=f"stage {stage.name}",
+            hint=f"name the codec's folder or repository in the deploy file: hf_overrides: {{{NAME}: ...}} of the stage",
+        )
+    return _folder(str(config[NAME]), folder)
+
+
+def _folder(name: str, checkpoint: Path) -> Path:
+    """Return the folder that a name means: beside config.json, a path, or a repository."""
+    beside = checkpoint / name
+    return beside if (beside / "config.json").is_file() else read_model_info(name).path

@@ -1,0 +1,1 @@
+"""MOSS-TTS Local: frames of codes made at once, by a small transformer inside each step of the large one."""

@@ -1,0 +1,74 @@
+"""The input processor of the talker, in its stage process: text becomes ids, a recording becomes frames."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from omni_core.modelkit.cache import BoundedCache
+from omni_core.modelkit.tokenizer import TextTokenizer
+from omni_core.payload import Payload
+from omni_core.runner import EngineInput
+from omni_models_moss.local.checkpoint import Checkpoint
+from omni_models_moss.local.prompt import FIELDS, Frames, make_rows
+
+if TYPE_CHECKING:
+    from omni_core.stage import ResolvedStage
+    from omni_models_moss.reference import ReferenceEncoder
+
+_CACHE_ENTRIES = 1024
+"""A recording has 375 frames at most (30 s), so an entry has at most 36 KB."""
+
+
+class LocalInput:
+    """Turn the inputs that `LocalSpeech` prepared into the talker's rows."""
+
+    def __init__(self, stage: ResolvedStage) -> None:
+        self._checkpoint = Checkpoint.read(stage.model)
+        self._tokenizer = TextTokenizer.load(stage.model)
+        self._encoder = _load_encoder(stage, self._checkpoint.num_codes)
+        self._recordings: BoundedCache[Frames] = BoundedCache(_CACHE_ENTRIES)
+
+    def __call__(self, payload: Payload, sampling: Mapping[str, Any]) -> EngineInput:
+        """Return the engine's input: the rows, and their text ids as the prompt.
+
+        Raises:
+            RequestError: The recording cannot be used.
+        """
+        frames = self._frames(payload)
+        continues = frames is not None and bool(payload.get("continues"))
+        rows = make_rows(
+            self._checkpoint,
+            self._tokenizer.encode,
+            payload["text"],
+            {name: payload.get(name) for name in FIELDS},
+            reference=None if continues else frames,
+            continued=frames if continues else None,
+        )
+        return EngineInput(
+            prompt_token_ids=rows.text_ids.tolist(),
+            model_inputs={"text_ids": rows.text_ids, "codes": rows.codes},
+            # The checkpoint says what ends the speech.
+            sampling={"stop_token_ids": [self._checkpoint.audio_end]},
+            handoff={
+                "ref_codes": frames if continues else None,
+                "initial_codec_chunk_frames": payload.get("initial_codec_chunk_frames"),
+            },
+        )
+
+    def _frames(self, payload: Payload) -> Frames | None:
+        samples = payload.get("ref_audio")
+        if samples is None:
+            return None
+        samples, rate = np.ascontiguousarray(samples, dtype=np.float32), int(payload["ref_sample_rate"])
+        key = (hashlib.sha256(samples.data).digest(), samples.shape, rate)
+        return self._recordings.get(key, lambda: self._encoder.encode(samples, rate))
+
+
+def _load_encoder(stage: ResolvedStage, num_codes: int) -> ReferenceEncoder:
+    from omni_models_moss.reference import ReferenceEncoder  # torch: only in the stage's process
+
+    return ReferenceEncoder.load(stage, num_codes)

@@ -1,0 +1,195 @@
+"""The talker's local transformer: from one hidden state to whether there is another frame, and to the frame's codes.
+
+It reads the hidden state and then, one after another, the codes it has chosen, and forgets them after each frame. It is plain
+torch: its attention lives outside vLLM's paged cache, and all frames of a batch are predicted in one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from omni_core.capabilities import MtpSampling
+from omni_core.errors import ConfigError
+from omni_core.modelkit.code_sampling import CodeSampling
+
+_ACTIVATIONS = {"silu": F.silu, "gelu_new": lambda x: F.gelu(x, approximate="tanh")}
+
+
+@dataclass(frozen=True)
+class LocalConfig:
+    """Sizes of the local transformer."""
+
+    hidden: int
+    inner: int
+    layers: int
+    heads: int
+    num_codes: int
+    codebook_size: int
+    activation: str = "silu"
+    eps: float = 1e-6
+    rope_base: float = 1e6
+
+    @classmethod
+    def read(cls, raw: Mapping[str, Any], num_codes: int, codebook_size: int) -> LocalConfig:
+        """Return the sizes in a checkpoint's `gpt2_config`.
+
+        Raises:
+            ConfigError: Something in it is not supported.
+        """
+        position, activation = raw.get("position_embedding_type", "rope"), raw.get("activation_function", "silu")
+        for name, value, known in (
+            ("position_embedding_type", position, ("rope",)),
+            ("activation_function", activation, _ACTIVATIONS),
+        ):
+            if value not in known:
+                raise ConfigError(f"gpt2_config.{name} {value!r} is not supported", hint=f"known are {', '.join(known)}")
+        return cls(
+            hidden=raw["n_embd"],
+            inner=raw.get("n_inner") or 4 * raw["n_embd"],
+            layers=raw["n_layer"],
+            heads=raw["n_head"],
+            num_codes=num_codes,
+            codebook_size=codebook_size,
+            activation=activation,
+            eps=raw.get("layer_norm_epsilon", 1e-6),
+            rope_base=float(raw.get("rope_base", 1e6)),
+        )
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a head."""
+        return self.hidden // self.heads
+
+
+class LocalTransformer(nn.Module):
+    """Decide on frames, predict their codes and embed them. The codes' embeddings are also the heads that choose them."""
+
+    def __init__(self, config: LocalConfig) -> None:
+        super().__init__()
+        self.config = config
+        # All tables in one, so that a frame is one look-up; the last row stands for "no code" and stays zero.
+        self.tables = _weight(config.num_codes * config.codebook_size + 1, config.hidden)
+        self.text_head = _weight(2, config.hidden)
+        self.layers = nn.ModuleList(_Block(config) for _ in range(config.layers))
+        self.ln_f = nn.LayerNorm(config.hidden, eps=config.eps)
+        cos, sin = _rotary_tables(config)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+        offsets = torch.arange(config.num_codes, dtype=torch.int64) * config.codebook_size
+        self.register_buffer("offsets", offsets, persistent=False)
+        self._last: tuple[tuple[MtpSampling, ...], CodeSampling] | None = None
+
+    def checkpoint_views(self) -> dict[str, Tensor]:
+        """Return where each tensor of the checkpoint goes, by its name."""
+        size = self.config.codebook_size
+        views = {
+            f"audio_embeddings.{book}.weight": self.tables.data[book * size : (book + 1) * size]
+            for book in range(self.config.num_codes)
+        }
+        views["local_text_lm_head.weight"] = self.text_head.data
+        views |= {f"local_transformer.ln_f.{name}": value.data for name, value in self.ln_f.named_parameters()}
+        for index, layer in enumerate(self.layers):
+            views |= {f"local_transformer.h.{index}.{name}": value.data for name, value in layer.named_parameters()}
+        return views
+
+    def finish_loading(self) -> None:
+        """Write what no tensor brings: the zero row of the table."""
+        self.tables.data[-1].zero_()
+
+    def embed(self, codes: Tensor) -> Tensor:
+        """Return the summed embeddings of frames [B, Q] as [B, hidden]; negative codes add nothing."""
+        none = self.tables.shape[0] - 1
+        return F.embedding(torch.where(codes < 0, none, codes + self.offsets), self.tables).sum(-2)
+
+    def decide(self, hidden: Tensor) -> Tensor:
+        """Return the logits [B, 2] of another frame and of the end, for hidden states [B, hidden]."""
+        return F.linear(self._run(hidden, 0, self._new_cache(hidden)), self.text_head)
+
+    def forward(self, hidden: Tensor, sampling: Sequence[MtpSampling], uniforms: Tensor | None, seen: Tensor | None) -> Tensor:
+        """Return the codes of each frame.
+
+        Args:
+            hidden: The talker's hidden states, normed [B, hidden].
+            sampling: How each row chooses.
+            uniforms: Random numbers [B, Q, codebook size]; see `CodeSampling.choose`.
+            seen: bool [B, Q, codebook size], the codes that the rows' earlier frames had.
+
+        Returns:
+            int64 [B, Q].
+        """
+        settings = self._settings(tuple(sampling), hidden.device)
+        tables = self.tables[:-1].view(self.config.num_codes, self.config.codebook_size, -1)
+        cache, row, codes = self._new_cache(hidden), hidden, []
+        for book, table in enumerate(tables):
+            logits = F.linear(self._run(row, book, cache), table).float()
+            drawn = None if uniforms is None else uniforms[:, book]
+            codes.append(settings.choose(logits, drawn, None if seen is None else seen[:, book]))
+            row = F.embedding(codes[-1], table)
+        return torch.stack(codes, dim=1)
+
+    def _settings(self, sampling: tuple[MtpSampling, ...], device: torch.device) -> CodeSampling:
+        """Return the settings of a batch; the last ones are kept, since a batch mostly stays the same for many steps."""
+        if self._last is None or self._last[0] != sampling:
+            self._last = sampling, CodeSampling.of(sampling, self.config.codebook_size, device)
+        return self._last[1]
+
+    def _new_cache(self, hidden: Tensor) -> Tensor:
+        config = self.config
+        shape = (config.layers, 2, hidden.shape[0], config.heads, config.num_codes, config.head_dim)
+        return torch.empty(shape, dtype=hidden.dtype, device=hidden.device)
+
+    def _run(self, row: Tensor, position: int, cache: Tensor) -> Tensor:
+        """Return the state [B, hidden] after reading a row [B, hidden] at a position."""
+        for layer, layer_cache in zip(self.layers, cache, strict=True):
+            row = layer(row, self.cos[position], self.sin[position], layer_cache, position)
+        normed: Tensor = self.ln_f(row)
+        return normed
+
+
+class _Block(nn.Module):
+    """One block: attention and a feed-forward part, each behind a norm. Names are the checkpoint's."""
+
+    def __init__(self, config: LocalConfig) -> None:
+        super().__init__()
+        width, inner = config.hidden, config.inner
+        self.heads, self.activation = config.heads, _ACTIVATIONS[config.activation]
+        self.ln_1 = nn.LayerNorm(width, eps=config.eps)
+        self.attn = nn.ModuleDict({"c_attn": nn.Linear(width, 3 * width), "c_proj": nn.Linear(width, width)})
+        self.ln_2 = nn.LayerNorm(width, eps=config.eps)
+        self.mlp = nn.ModuleDict({"fc_in": nn.Linear(width, inner), "fc_out": nn.Linear(inner, width)})
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: Tensor, position: int) -> Tensor:
+        x = x + self._attend(self.ln_1(x), cos, sin, cache, position)
+        return x + self.mlp["fc_out"](self.activation(self.mlp["fc_in"](self.ln_2(x))))
+
+    def _attend(self, x: Tensor, cos: Tensor, sin: Tensor, cache: Tensor, position: int) -> Tensor:
+        batch, width = x.shape
+        q, k, v = self.attn["c_attn"](x).view(batch, 3, self.heads, width // self.heads).unbind(1)
+        cache[0, :, :, position], cache[1, :, :, position] = _rotate(k, cos, sin), v
+        end = position + 1
+        seen = F.scaled_dot_product_attention(_rotate(q, cos, sin)[:, :, None], cache[0, :, :, :end], cache[1, :, :, :end])
+        return self.attn["c_proj"](seen.reshape(batch, width))
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return [..., head width] rotated, neighbours in pairs."""
+    even, odd = x[..., 0::2], x[..., 1::2]
+    return torch.stack([even * cos - odd * sin, odd * cos + even * sin], -1).flatten(-2).to(x.dtype)
+
+
+def _rotary_tables(config: LocalConfig) -> tuple[Tensor, Tensor]:
+    """Return cosines and sines [positions, head width / 2] in float32."""
+    steps = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+    angles = torch.arange(config.num_codes, dtype=torch.float32)[:, None] * config.rope_base**-steps
+    return angles.cos(), angles.sin()
+
+
+def _weight(*shape: int) -> nn.Parameter:
+    """Return a parameter to be loaded: its values are undefined until then."""
+    return nn.Parameter(torch.empty(shape), requires_grad=False)

@@ -1,0 +1,278 @@
+"""The joined runners of talkers that make audio, with a scripted talker and decoder: order, ends, faults, operators' calls."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from omni_core.errors import RequestError, ServiceError, StageDeadError, UnsupportedError
+from omni_core.payload import Payload
+from omni_core.runner import StageInput, StageOutput, StageRunner
+from omni_core.stage import ResolvedStage
+from omni_models_qwen.qwen3_tts.handoff import CODES, FIRST_AUDIO
+
+pytestmark = [pytest.mark.engine, pytest.mark.anyio]
+
+FRAME = 4
+"""Samples that the scripted decoder makes of a frame."""
+
+
+def frames(start: int, count: int) -> np.ndarray[Any, Any]:
+    return np.arange(start, start + count, dtype=np.int32)[:, None].repeat(16, axis=1)
+
+
+class Parts(StageRunner):
+    """What both scripted runners have: a log of what was asked of them."""
+
+    def __init__(self, stage: ResolvedStage, refuses: str = "") -> None:
+        super().__init__(stage)
+        self.log: list[Any] = []
+        self.refuses = refuses
+        self.dead = False
+
+    async def start(self) -> Mapping[str, Any]:
+        self.log.append("start")
+        return {"sample_rate": 24000, "who": type(self).__name__}
+
+    async def stop(self) -> None:
+        self.log.append("stop")
+
+    async def push(self, request_id: str, payload: Payload, final: bool) -> None:
+        self.log.append("push")
+
+    async def abort(self, request_id: str) -> None:
+        self.log.append(f"abort {request_id}")
+
+    async def check(self) -> None:
+        if self.dead:
+            raise StageDeadError("gone")
+
+    def load(self) -> Mapping[str, int]:
+        return {"held": 1}
+
+    async def call(self, method: str, arguments: Mapping[str, Any]) -> Any:
+        if method == self.refuses:
+            raise UnsupportedError("no")
+        self.log.append(method)
+        return True
+
+
+class Talker(Parts):
+    """Make frames 0, 1, 2 ... in outputs of the given sizes, and end."""
+
+    def __init__(self, stage: ResolvedStage, script: list[int], *, fault: Exception | None = None, **handoff: Any) -> None:
+        super().__init__(stage)
+        self.script = script
+        self.fault = fault
+        self.handoff = {"num_codes": 16, "ref_codes": None, **handoff}
+        self.ended = asyncio.Event()
+
+    async def run(self, request: StageInput) -> AsyncIterator[StageOutput]:
+        made, handoff = 0, self.handoff
+        try:
+            for count in self.script:
+                yield StageOutput(tensors={CODES: frames(made, count)} if count else {}, handoff=handoff)
+                made, handoff = made + count, {}
+                await asyncio.sleep(0)
+            if self.fault is not None:
+                raise self.fault
+            yield StageOutput(finished=True, finish_reason="length", metrics={"generated_tokens": made}, handoff=handoff)
+        finally:
+            self.ended.set()
+
+
+class Codec(Parts):
+    """Make FRAME samples of each frame, with the value of its code 0."""
+
+    def __init__(self, stage: ResolvedStage, fault: Exception | None = None) -> None:
+        super().__init__(stage)
+        self.fault = fault
+        self.queues: dict[str, asyncio.Queue[tuple[Payload, bool] | None]] = {}
+        self.payloads: list[Payload] = []
+
+    async def run(self, request: StageInput) -> AsyncIterator[StageOutput]:
+        queue = self.queues[request.request_id] = asyncio.Queue()
+        if request.inputs:
+            queue.put_nowait((request.inputs, True))
+        try:
+            while (item := await queue.get()) is not None:
+                if self.fault is not None:
+                    raise self.fault
+                payload, final = item
+                self.payloads.append(payload)
+                audio = payload["codes"][:, :1].repeat(FRAME, axis=0).astype(np.float32)
+                yield StageOutput(tensors={"audio": audio, "codes": payload["codes"]}, finished=final)
+        finally:
+            self.queues.pop(request.request_id, None)
+
+    async def push(self, request_id: str, payload: Payload, final: bool) -> None:
+        if (queue := self.queues.get(request_id)) is not None:
+            queue.put_nowait((payload, final))
+
+    async def abort(self, request_id: str) -> None:
+        await super().abort(request_id)
+        if (queue := self.queues.get(request_id)) is not None:
+            queue.put_nowait(None)
+
+
+@pytest.fixture
+def stage(data_folder: Path, stage_of: Callable[..., ResolvedStage]) -> ResolvedStage:
+    own = {"talker_stream_decode": True, "talker_stream_first_audio": True, "ref_code_context_frames": 3}
+    return stage_of(data_folder, engine_args={"additional_config": own})
+
+
+def fused(stage: ResolvedStage, talker: Talker, codec: Codec) -> Any:
+    from omni_models_qwen.qwen3_tts.talker_runners import FusedRunner
+
+    return FusedRunner(stage, talker=talker, codec=codec)
+
+
+def first(stage: ResolvedStage, talker: Talker, codec: Codec) -> Any:
+    from omni_models_qwen.qwen3_tts.talker_runners import FirstAudioRunner
+
+    return FirstAudioRunner(stage, talker=talker, codec=codec)
+
+
+async def collect(runner: StageRunner) -> list[StageOutput]:
+    async with asyncio.timeout(10):
+        return [output async for output in runner.run(StageInput("r", {}, {}))]
+
+
+async def test_single_stage_yields_audio_in_order_and_ends_as_the_talker_did(stage: ResolvedStage) -> None:
+    """TT-02."""
+    talker, codec = Talker(stage, [1] * 30), Codec(stage)
+
+    outputs = await collect(fused(stage, talker, codec))
+
+    heard = np.concatenate([output.tensors["audio"] for output in outputs])
+    assert heard[:, 0].tolist() == np.arange(30).repeat(FRAME).tolist()
+    assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
+    assert (outputs[-1].finish_reason, outputs[-1].metrics) == ("length", {"generated_tokens": 30})
+    assert [len(payload["codes"]) for payload in codec.payloads] == [1, 25, 4]
+
+
+async def test_single_stage_keeps_the_end_of_a_reference(stage: ResolvedStage) -> None:
+    """TT-08: ref_code_context_frames."""
+    talker, codec = Talker(stage, [1, 1], ref_codes=frames(100, 9)), Codec(stage)
+
+    await collect(fused(stage, talker, codec))
+
+    assert codec.payloads[0]["ref_codes"][:, 0].tolist() == [106, 107, 108]
+    assert all("ref_codes" not in payload for payload in codec.payloads[1:])
+
+
+async def test_request_without_a_frame_ends(stage: ResolvedStage) -> None:
+    (output,) = await collect(fused(stage, Talker(stage, []), Codec(stage)))
+
+    assert (output.tensors["audio"].shape, output.finished, output.finish_reason) == ((0, 1), True, "length")
+
+
+@pytest.mark.parametrize("script", [[], [1, 1]], ids=["at once", "after audio"])
+async def test_fault_of_the_talker_is_the_requests(stage: ResolvedStage, script: list[int]) -> None:
+    talker, codec = Talker(stage, script, fault=RequestError("too long", param="input")), Codec(stage)
+
+    with pytest.raises(RequestError, match="too long"):
+        await collect(fused(stage, talker, codec))
+
+    assert codec.queues == {}
+
+
+async def test_fault_of_the_decoder_ends_the_talkers_request(stage: ResolvedStage) -> None:
+    talker, codec = Talker(stage, [1] * 2000), Codec(stage, fault=ServiceError("broken"))
+
+    with pytest.raises(ServiceError, match="broken"):
+        await collect(fused(stage, talker, codec))
+
+    assert talker.ended.is_set()
+
+
+async def test_closing_the_iterator_ends_both(stage: ResolvedStage) -> None:
+    talker, codec = Talker(stage, [1] * 2000), Codec(stage)
+    outputs = fused(stage, talker, codec).run(StageInput("r", {}, {}))
+    await anext(outputs)
+
+    await outputs.aclose()
+
+    assert talker.ended.is_set()
+    assert codec.queues == {}
+
+
+async def test_abort_reaches_both(stage: ResolvedStage) -> None:
+    talker, codec = Talker(stage, []), Codec(stage)
+
+    await fused(stage, talker, codec).abort("r")
+
+    assert (talker.log, codec.log) == (["abort r"], ["abort r"])
+
+
+async def test_first_frame_brings_its_audio_and_no_other_does(stage: ResolvedStage) -> None:
+    """TT-09."""
+    talker, codec = Talker(stage, [0, 1, 2]), Codec(stage)
+
+    outputs = await collect(first(stage, talker, codec))
+
+    assert [output.tensors.get(FIRST_AUDIO) is not None for output in outputs] == [False, True, False, False]
+    assert outputs[1].tensors[FIRST_AUDIO][:, 0].tolist() == [0.0] * FRAME
+    assert len(codec.payloads) == 1
+
+
+async def test_of_frames_that_come_together_the_first_is_decoded(stage: ResolvedStage) -> None:
+    outputs = await collect(first(stage, Talker(stage, [3]), Codec(stage)))
+
+    assert len(outputs[0].tensors[FIRST_AUDIO]) == FRAME
+    assert len(outputs[0].tensors[CODES]) == 3
+
+
+async def test_request_with_reference_codes_is_left_to_code2wav(stage: ResolvedStage) -> None:
+    """TT-11."""
+    codec = Codec(stage)
+
+    outputs = await collect(first(stage, Talker(stage, [1, 1], ref_codes=frames(0, 2)), codec))
+
+    assert all(FIRST_AUDIO not in output.tensors for output in outputs)
+    assert codec.payloads == []
+
+
+async def test_facts_are_those_of_what_the_stage_makes(stage: ResolvedStage) -> None:
+    assert await fused(stage, Talker(stage, []), Codec(stage)).start() == {"sample_rate": 24000, "who": "Talker"}
+    assert await first(stage, Talker(stage, []), Codec(stage)).start() == {"sample_rate": 24000, "who": "Talker"}
+
+
+async def test_both_are_checked_counted_and_stopped(stage: ResolvedStage) -> None:
+    talker, codec = Talker(stage, []), Codec(stage)
+    runner = fused(stage, talker, codec)
+
+    await runner.check()
+    assert runner.load() == {"held": 1, "codec_held": 1}
+    codec.dead = True
+    with pytest.raises(StageDeadError):
+        await runner.check()
+    await runner.stop()
+
+    assert (talker.log, codec.log) == (["stop"], ["stop"])
+
+
+async def test_operators_calls_reach_the_decoder_where_they_concern_it(stage: ResolvedStage) -> None:
+    talker, codec = Talker(stage, []), Codec(stage)
+    runner = fused(stage, talker, codec)
+
+    for method in ("pause", "reload_weights", "sleep", "wake_up", "resume"):
+        await runner.call(method, {})
+
+    assert talker.log == ["pause", "reload_weights", "sleep", "wake_up", "resume"]
+    assert codec.log == ["reload_weights", "sleep", "wake_up"]
+
+
+async def test_talker_is_untouched_where_the_decoder_refuses(stage: ResolvedStage) -> None:
+    talker, codec = Talker(stage, []), Codec(stage)
+    codec.refuses = "sleep"
+
+    with pytest.raises(UnsupportedError):
+        await fused(stage, talker, codec).call("sleep", {})
+
+    assert talker.log == []
