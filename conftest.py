@@ -1,4 +1,4 @@
-"""What every test of the repository shares: where engine tests are collected, and why GPU tests are left out."""
+"""What every test of the repository shares: property tests, where engine tests are collected, why GPU tests are left out."""
 
 from __future__ import annotations
 
@@ -10,6 +10,13 @@ import pytest
 
 _ENGINE_MODULE = re.compile(r"^pytestmark = .*pytest\.mark\.(engine|gpu)\b", re.MULTILINE)
 _HAS_TORCH = importlib.util.find_spec("torch") is not None
+
+if importlib.util.find_spec("hypothesis") is not None:
+    from hypothesis import settings
+
+    # A busy machine is no fault of the code, so that no example has a deadline.
+    settings.register_profile("omni", deadline=None, print_blob=True)
+    settings.load_profile("omni")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -2,8 +2,8 @@
 
     .venv/bin/python benchmarks/run.py [--quick] [NAME ...]
 
-NAMEs are config, step_overhead, start_to_ready and serving; without one, all run. Run it on an idle machine: the servers and
-the baseline share its cores.
+NAMEs are config, step_overhead, codec_dispatch, start_to_ready and serving; without one, all run. Run it on an idle machine:
+the servers and the baseline share its cores.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ HERE = Path(__file__).parent
 QUICK: dict[str, list[str]] = {
     "config": ["--n", "5"],
     "step_overhead": ["--rounds", "2", "--steps", "60"],
+    "codec_dispatch": ["--rounds", "1", "--seconds", "2"],
     "start_to_ready": ["--n", "2"],
     "serving": ["--n", "16"],
 }

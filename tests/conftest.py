@@ -88,9 +88,22 @@ def _inodes() -> dict[str, int]:
 @pytest.fixture
 def traces() -> Iterator[Traces]:
     """What is left of the program that the test starts with `traces.env`."""
+    with _own_folder() as folder:
+        yield Traces(folder)
+
+
+@pytest.fixture(scope="module")
+def module_traces() -> Iterator[Traces]:
+    """The same for a program that all tests of a module use."""
+    with _own_folder() as folder:
+        yield Traces(folder)
+
+
+@contextlib.contextmanager
+def _own_folder() -> Iterator[Path]:
     # Not pytest's own folder: the path of a socket has 107 bytes at most.
     with tempfile.TemporaryDirectory(prefix="ws-") as folder:
-        yield Traces(Path(folder))
+        yield Path(folder)
 
 
 @pytest.fixture(scope="session")

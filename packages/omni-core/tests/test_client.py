@@ -243,3 +243,37 @@ def test_server_side_imports_neither_torch_nor_vllm() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
 
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.anyio
+async def test_prompt_that_its_caller_changes_while_it_waits_is_answered_as_it_was_sent() -> None:
+    """TT-18: inputs become bytes when a request is accepted, so nothing of them is shared, aliases included."""
+    seed = np.array(3)
+    prompt: dict[str, Any] = {"seed": seed, "count": 5, "same": [seed, seed], "nested": {"list": [1, 2]}}
+    async with AsyncOmni.from_resolved(fake_pipeline(engine_args={0: {"max_num_seqs": 1}})) as omni:
+        first = asyncio.create_task(collect(omni.generate({"seed": 1, "count": 10**6, "step_s": 0.01}, request_id="first")))
+        await async_wait_until(lambda: omni.health()["requests"] == 1, "the first request")
+        second = asyncio.create_task(collect(omni.generate(prompt)))
+        await async_wait_until(lambda: omni.health()["queued"] == 1, "the second request")
+
+        seed[()] = 4
+        prompt |= {"count": 9, "seed": 7}
+        prompt["nested"]["list"].append(prompt)
+        omni.abort("first")
+        outputs = await second
+
+        assert np.array_equal(np.concatenate([o.data for o in outputs]), make_audio(3, 5))
+        with pytest.raises(NotFoundError):
+            await first
+
+
+@pytest.mark.anyio
+async def test_prompt_that_contains_itself_is_refused(omni: AsyncOmni) -> None:
+    """TT-18: what cannot be copied as a tree is the caller's error, and others go on."""
+    prompt: dict[str, Any] = {"seed": 1, "count": 5}
+    prompt["again"] = [prompt]
+
+    with pytest.raises(RequestError, match="nested too deeply"):
+        await collect(omni.generate(prompt))
+
+    assert len(await collect(omni.generate({"seed": 1, "count": 2}))) > 0

@@ -90,6 +90,9 @@ class ModelCapabilities:
     """Rows arrive while the request runs (`omni_ingest`); a position is not computed before its row is there."""
     row_width: int = 0
     """Width of the rows of gated inputs; 0 means that of the model's input embeddings."""
+    cacheable_prompts: bool = False
+    """Equal prompt ids under equal `EngineInput.cache_key` mean equal inputs, so that requests may share what is computed of
+    them (vLLM's prefix caching). Not so where the ids are placeholders."""
     mtp: MtpCapability | None = None
     returns_tuple: bool = False
     """`forward` returns (hidden, captured)."""

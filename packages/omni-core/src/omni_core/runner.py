@@ -138,6 +138,8 @@ class EngineInput:
     """Real ids, or placeholders for models that compute their inputs: their number is the prompt's length."""
     model_inputs: Payload = field(default_factory=dict)
     """Handed to the model's `omni_begin` in the engine's process."""
+    cache_key: str | None = None
+    """Whatever in the inputs the prompt ids do not tell, for models with `cacheable_prompts`; None shares with nobody."""
     rows: Any = None
     """First rows for models with gated inputs: array [n, H]."""
     final: bool = True

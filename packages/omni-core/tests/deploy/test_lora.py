@@ -2,15 +2,18 @@ import ast
 import importlib.util
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from omni_core.deploy.lora import ADAPTER_STAGE, LORA_OPTIONS, LORA_RANKS, check_adapter_request, check_lora
+from omni_core.deploy.lora import ADAPTER_STAGE, LORA_OPTIONS, LORA_RANKS, adapter_of, check_adapter_request, check_lora
 from omni_core.deploy.outcome import Outcome
 from omni_core.errors import ConfigError, RequestError
 from omni_core.pipeline import ExecutionType, StagePipelineConfig
+from omni_core.request import LoraAdapter
 from omni_core.stage import ResolvedStage, Source
+from omni_core.testing.pipelines import fake_pipeline
 
 TALKER = StagePipelineConfig(stage_id=0, model_stage="talker")
 VOCODER = StagePipelineConfig(stage_id=1, model_stage="vocoder", execution_type=ExecutionType.LLM_GENERATION)
@@ -143,3 +146,19 @@ def test_lora_tables_are_those_of_vllm() -> None:
     (lora,) = [node for node in config.body if isinstance(node, ast.ClassDef) and node.name == "LoRAConfig"]
     fields = {node.target.id for node in lora.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)}
     assert (fields - {"target_modules"}) | {"lora_target_modules"} == LORA_OPTIONS
+
+
+def test_an_adapter_is_ours_or_vllms_and_must_be_there(tmp_path: Path) -> None:
+    """LR-04."""
+    pipeline = fake_pipeline(engine_args={0: {"enable_lora": True}})
+    (tmp_path / "adapter_config.json").write_text("{}")
+    theirs = SimpleNamespace(name="warm", path=str(tmp_path), lora_int_id=3)
+
+    assert adapter_of(None, pipeline) is None
+    assert adapter_of(theirs, pipeline) == adapter_of(LoraAdapter("warm", str(tmp_path)), pipeline)
+    for wrong, text in ((object(), "has a name and a path"), (LoraAdapter("warm", str(tmp_path / "no")), "is not in")):
+        with pytest.raises(RequestError, match=text) as caught:
+            adapter_of(wrong, pipeline)
+        assert caught.value.param == "lora_request"
+    with pytest.raises(RequestError, match="takes no LoRA adapters"):
+        adapter_of(theirs, fake_pipeline())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 import textwrap
 from collections.abc import Callable
 from typing import Any
@@ -98,6 +99,13 @@ def _(symbol: Any) -> None:
 def _(symbol: Any) -> None:
     assert {"vllm_config", "enable_log_requests", "disable_log_stats"} <= set(parameters(symbol.from_vllm_config))
     assert parameters(symbol.add_request)[:4] == ["self", "request_id", "prompt", "params"]
+    assert "lora_request" in parameters(symbol.add_request)
+    assert "lora_request" in parameters(symbol.add_lora)
+    assert {"mode", "clear_cache"} <= set(parameters(symbol.pause_generation))
+    assert {"level", "mode"} <= set(parameters(symbol.sleep))
+    assert "tags" in parameters(symbol.wake_up)
+    assert "reset_running_requests" in parameters(symbol.reset_prefix_cache)
+    assert "weight_version" in parameters(symbol.finish_weight_update)
     assert "RequestOutputCollector" in str(inspect.signature(symbol.add_request).return_annotation)
     assert "internal" in parameters(symbol.abort)
     assert "timeout" in parameters(symbol.shutdown)
@@ -289,3 +297,49 @@ def _(symbol: Any) -> None:
 def _(symbol: Any) -> None:
     assert parameters(symbol.embed_input_ids) == ["self", "input_ids"]
     assert parameters(symbol.compute_logits) == ["self", "hidden_states"]
+
+
+@contract("LoRARequest")
+def _(symbol: Any) -> None:
+    request = symbol(lora_name="a", lora_int_id=3, lora_path="/a")
+
+    assert (request.name, request.adapter_id, request.path) == ("a", 3, "/a")
+
+
+@contract("WeightTransferInitRequest")
+def _(symbol: Any) -> None:
+    assert symbol(init_info={"a": 1}).init_info == {"a": 1}
+
+
+@contract("WeightTransferUpdateRequest")
+def _(symbol: Any) -> None:
+    assert symbol(update_info={"a": 1}).update_info == {"a": 1}
+
+
+@contract("lora_ops")
+def _(symbol: Any) -> None:
+    for name in ("bgmv_expand", "bgmv_expand_slice"):
+        assert parameters(getattr(symbol, name))[:4] == ["inputs", "lora_b_weights", "output_tensor", "lora_indices_tensor"]
+        assert f"{name}(" in body(getattr(symbol, name.replace("bgmv", "sgmv")))
+
+
+@contract("punica_cpu")
+def _(symbol: Any) -> None:
+    assert {"bgmv_expand", "bgmv_expand_slice", "sgmv_expand", "sgmv_expand_slice"} <= set(vars(symbol))
+
+
+@contract("PrometheusStatLogger")
+def _(symbol: Any) -> None:
+    from vllm.v1.metrics.loggers import StatLoggerManager
+    from vllm.v1.metrics.stats import IterationStats
+
+    parts = [getattr(symbol, f"_{part}_cls") for part in ("spec_decoding", "kv_connector", "ec_connector", "perf_metrics")]
+    for one in (symbol, *parts):
+        made = {name for name in ("counter", "gauge", "histogram") if f"self._{name}_cls(" in inspect.getsource(one)}
+        assert made <= {name for name in ("counter", "gauge", "histogram") if hasattr(one, f"_{name}_cls")}
+        # Metrics made otherwise would end up in the registry of the process.
+        assert not re.search(r"(?<!_)\b(Counter|Gauge|Histogram)\(", inspect.getsource(one))
+    assert parameters(symbol.record)[1:3] == ["scheduler_stats", "iteration_stats"]
+    assert "isinstance(global_stat_logger, PrometheusStatLogger)" in body(StatLoggerManager.__init__)
+    stats = IterationStats()
+    assert (stats.inter_token_latencies_iter, stats.time_to_first_tokens_iter) == ([], [])

@@ -77,7 +77,7 @@ async def test_spans_of_failed_and_abandoned_requests_end_too() -> None:
     await orchestrator.start()
     try:
         with pytest.raises(RequestError):
-            await collect(orchestrator, request(1, 6, fail_at=4))
+            await collect(orchestrator, request(1, 6, fail_at=1))
         failed = recorder.spans()
         outputs = orchestrator.submit(request(2, 10**6, step_s=0.001))
         await anext(outputs)

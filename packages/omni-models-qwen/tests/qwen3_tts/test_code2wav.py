@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -316,3 +317,45 @@ def test_tf32_is_a_switch(allowed: bool, tf32: Any) -> None:
     allow_tf32(allowed)
 
     assert [switch.allow_tf32 for switch in tf32] == [allowed, allowed]
+
+
+@pytest.mark.usefixtures("inference")
+def test_weights_that_are_read_again_are_those_of_the_checkpoint_then(
+    tiny_base: Path, tmp_path: Path, stage_of: Callable[..., ResolvedStage]
+) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    folder = shutil.copytree(tiny_base, tmp_path / "model")
+    stage = stage_of(folder, 1)
+    served = Qwen3TTSCode2Wav.load(stage)
+    state = served.begin("r", {})
+    (before,) = audio(served, chunk(served, state, codes=codes(3)))
+
+    served.reload(stage)
+    (same,) = audio(served, chunk(served, codes=codes(3)))
+    weights = load_file(folder / "speech_tokenizer" / "model.safetensors")
+    name = "decoder.pre_conv.conv.weight"
+    save_file({**weights, name: weights[name] * 2}, tmp_path / "changed")
+    (tmp_path / "changed").rename(folder / "speech_tokenizer" / "model.safetensors")
+    served.reload(stage)
+    (changed,) = audio(served, chunk(served, codes=codes(3)))
+    (later,) = audio(served, chunk(served, state, codes=codes(3, seed=1)))
+
+    (fresh,) = audio(model := Qwen3TTSCode2Wav.load(stage), chunk(model, codes=codes(3)))
+    assert np.array_equal(same, before)
+    assert np.array_equal(changed, fresh)
+    assert not np.array_equal(changed, before)
+    assert later.shape == (3 * FRAME, 1)
+
+
+@pytest.mark.usefixtures("inference")
+def test_a_model_that_has_slept_goes_on_with_its_requests(model: Qwen3TTSCode2Wav) -> None:
+    whole = np.concatenate([audio(model, chunk(model, codes=codes(6)))[0]])
+    state = model.begin("r", {})
+    (first,) = audio(model, chunk(model, state, codes=codes(6)[:3]))
+
+    model.sleep()
+    model.wake()
+
+    (second,) = audio(model, chunk(model, state, codes=codes(6)[3:]))
+    assert np.abs(np.concatenate([first, second]) - whole).max() < 1e-5

@@ -126,3 +126,22 @@ def test_the_voice_used_longest_ago_is_forgotten_first(base: tuple[Qwen3TTSInput
         process(_clone(fill), {})
 
     assert len(encoder.calls) == 4  # 0.1, 0.2, 0.3, and 0.2 again
+
+
+@pytest.mark.parametrize(("entries", "calls"), [(0, 3), (1, 1)])
+def test_the_single_stage_has_the_option_among_its_own(
+    base: tuple[Qwen3TTSInput, FakeEncoder],
+    entries: int,
+    calls: int,
+    tmp_path: Path,
+    stage_of: Callable[..., ResolvedStage],
+) -> None:
+    """TT-20: 0 keeps no voice."""
+    _, encoder = base
+    own = {"ref_audio_artifact_cache_max_entries": entries}
+    process = Qwen3TTSInput(stage_of(tmp_path, engine_args={"additional_config": own}))
+
+    for _ in range(3):
+        process(_clone(0.5), {})
+
+    assert len(encoder.calls) == calls

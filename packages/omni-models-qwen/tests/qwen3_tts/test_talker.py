@@ -232,3 +232,39 @@ def test_a_checkpoint_with_other_frames_is_refused(
 
     with pytest.raises(ConfigError, match="frames of 8 codes"):
         make_talker(tmp_path)
+
+
+def test_marks_are_projected_once_and_anew_after_loading(
+    data_folder: Path, make_talker: Callable[[Path], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TT-21."""
+    talker = _loaded(make_talker(data_folder), data_folder)
+    pad, bos, eos = (talker.history.text_ids.new_tensor(i) for i in talker._markers._ids)
+    projected: list[int] = []
+    project = talker._project
+
+    def counting(ids: Any) -> Any:
+        projected.append(len(ids))
+        return project(ids)
+
+    monkeypatch.setattr(talker, "_project", counting)
+    slots, positions = torch.tensor([0, 1, 2]), torch.tensor([5, 6, 7])
+    with torch.inference_mode():
+        talker.history.text_ids[slots, positions] = torch.stack([pad, bos, eos])
+        first = talker.omni_condition(slots, positions)
+        again = talker.omni_condition(slots, positions)
+        assert projected == [3]
+        assert (first == again).all()
+        torch.testing.assert_close(first, project(torch.stack([pad, bos, eos])), rtol=0, atol=1e-5)
+
+        talker.history.text_ids[1, 6] = 5
+        mixed = talker.omni_condition(slots, positions)
+        assert projected == [3, 3]
+        assert (mixed[[0, 2]] == first[[0, 2]]).all()
+        assert not torch.equal(mixed[1], first[1])
+
+        talker.load_weights((name, tensor * 2) for name, tensor in _weights(data_folder).items())
+        talker.history.text_ids[1, 6] = bos
+        assert not torch.equal(talker.omni_condition(slots, positions), first)
+        assert projected == [3, 3, 3]
+    assert first.dtype == talker.text_projection.linear_fc2.weight.dtype

@@ -9,7 +9,10 @@ from omni_core.engine.options import EngineOptions, LbPolicy
 from omni_core.engine.profiling import PROFILE_DIR_ENV
 from omni_core.errors import ConfigError
 from omni_core.observe.endpoint import TRACES_ENDPOINT_ENV
+from omni_server.adapters import parse_lora_modules
 from omni_server.context import ServerSettings
+
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,6 +51,9 @@ def make_settings(args: argparse.Namespace) -> ServerSettings:
         raise ConfigError(f"{folder!r} is not a folder", where="--allowed-local-media-path", hint="name a folder that exists")
     if any(not key for key in args.api_key):
         raise ConfigError("a key is empty", where="--api-key", hint="give each key a text, or leave the flag out")
+    if args.enable_control_routes and not args.api_key and not args.uds and args.host not in _LOOPBACK:
+        message = f"anybody who reaches {args.host} could change the weights"
+        raise ConfigError(message, where="--enable-control-routes", hint="set --api-key, or listen on 127.0.0.1")
     domains = {part.strip().lower() for item in args.allowed_media_domains for part in item.split(",")}
     for domain in domains:
         if "/" in domain or "*" in domain:
@@ -63,6 +69,8 @@ def make_settings(args: argparse.Namespace) -> ServerSettings:
         max_media_bytes=args.max_media_bytes,
         media_timeout=args.media_timeout,
         request_timeout=args.request_timeout,
+        enable_control_routes=args.enable_control_routes,
+        lora_modules=parse_lora_modules(args.lora_modules),
         reference_cache_entries=args.reference_cache_entries,
         reference_cache_bytes=args.reference_cache_bytes,
         profile_dir=args.profile_dir,
@@ -85,6 +93,10 @@ def _add_api_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--served-model-name", nargs="+", action="extend", default=[], metavar="NAME", help=text)
     text = "a key that requests must bring as `Authorization: Bearer KEY`; repeatable"
     group.add_argument("--api-key", action="append", default=[], metavar="KEY", help=text)
+    text = "adapters that requests may use as `model`, as NAME=PATH; stage 0 needs enable_lora"
+    group.add_argument("--lora-modules", nargs="+", action="extend", default=[], metavar="NAME=PATH", help=text)
+    text = "answer the routes that pause the engine, put it to sleep and change its weights; needs --api-key off this machine"
+    group.add_argument("--enable-control-routes", action="store_true", help=text)
     text = "origins that browsers may call from (CORS); `*` is any, default none"
     group.add_argument("--allowed-origins", nargs="+", action="extend", default=[], metavar="ORIGIN", help=text)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from omni_server.reference_cache import MAX_BYTES, MAX_ENTRIES, ReferenceCache
 
 if TYPE_CHECKING:
+    from omni_core.request import LoraAdapter
     from omni_server.engine import Engine
 
 
@@ -42,6 +43,10 @@ class ServerSettings:
     """Bytes of the samples of these clips; 0 keeps none."""
     profile_dir: str | None = None
     """The folder for the traces of /start_profile; None leaves it off."""
+    enable_control_routes: bool = False
+    """Whether the routes answer that pause the engine, put it to sleep and change its weights."""
+    lora_modules: tuple[LoraAdapter, ...] = ()
+    """LoRA adapters that requests may name as `model`."""
 
 
 @dataclass
@@ -72,3 +77,7 @@ class ServerContext:
             return self.settings.served_model_name
         name = self.settings.model
         return tuple(dict.fromkeys((name, name.rstrip("/").rpartition("/")[2] or name)))
+
+    def adapter(self, name: str | None) -> LoraAdapter | None:
+        """Return the LoRA adapter that a request means by `model`; None for the model itself."""
+        return next((adapter for adapter in self.settings.lora_modules if adapter.name == name), None)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from omni_core.observe.telemetry import Telemetry
-from omni_core.request import OmniOutput
+from omni_core.request import LoraAdapter, OmniOutput
 from omni_core.speech import SpeechAdapter, SpeechPrompt
 from omni_core.stage import ResolvedPipeline
 
@@ -31,6 +31,7 @@ class Engine(Protocol):
         sampling_params_list: Sequence[Mapping[str, Any]] | None = None,
         request_id: str | None = None,
         timeout_s: float = 600.0,
+        lora_request: LoraAdapter | None = None,
     ) -> AsyncIterator[OmniOutput]:
         """Return an async generator of outputs; the last has `finished`. Closing it aborts the request in all stages."""
         ...

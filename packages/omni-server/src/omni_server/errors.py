@@ -23,9 +23,10 @@ RETRY_AFTER_S = "1"
 CLIENT_CLOSED_REQUEST = 499
 """The status, nginx's, in our log of a request whose client left. Nobody receives it."""
 
-_HTTP_TYPES = {401: "authentication_error", 404: "not_found_error"}
+_HTTP_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 _HTTP_CODES = {
     401: "invalid_api_key",
+    403: "forbidden",
     404: "path_not_found",
     405: "method_not_allowed",
     413: "request_too_large",

@@ -25,7 +25,7 @@ import numpy as np
 
 from omni_core.errors import RequestError, StageDeadError, UnsupportedError
 from omni_core.observe.telemetry import Telemetry
-from omni_core.request import OmniOutput
+from omni_core.request import LoraAdapter, OmniOutput
 from omni_core.speech import PreparedSpeech, SpeechAdapter, SpeechPrompt, SpeechTraits
 from omni_core.stage import ResolvedPipeline
 
@@ -78,6 +78,7 @@ class FakeEngine:
     prompts: list[SpeechPrompt] = field(default_factory=list)
     sampling: list[Sequence[Mapping[str, Any]] | None] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)
+    adapters: list[LoraAdapter | None] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     working: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a request has begun."""
@@ -142,12 +143,14 @@ class FakeEngine:
         sampling_params_list: Sequence[Mapping[str, Any]] | None = None,
         request_id: str | None = None,
         timeout_s: float = 600.0,
+        lora_request: LoraAdapter | None = None,
     ) -> AsyncGenerator[OmniOutput, None]:
         """Yield what the text of the prompt says."""
         name = request_id or "none"
         self.prompts.append(prompt)
         self.sampling.append(sampling_params_list)
         self.ids.append(name)
+        self.adapters.append(lora_request)
         if sampling_params_list is not None and len(sampling_params_list) != len(self.stages):
             message = f"{len(sampling_params_list)} objects for {len(self.stages)} stages"
             raise RequestError(message, param="sampling_params_list")

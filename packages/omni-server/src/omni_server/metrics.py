@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import anyio.to_thread
 from prometheus_client import CollectorRegistry, Metric, ProcessCollector
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.utils import floatToGoString
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -77,5 +75,5 @@ def _add_spread(metric: Metric, name: str, labels: dict[str, str], spread: Sprea
     metric.add_sample(f"{name}_sum", labels, spread.total)
 
 
-def _bound(value: Any) -> str:
-    return str(floatToGoString(value))
+def _bound(value: float) -> str:
+    return "+Inf" if value == float("inf") else repr(float(value))

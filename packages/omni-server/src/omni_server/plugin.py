@@ -25,8 +25,8 @@ def omni_commands() -> Iterable[CommandEntry]:
 
 @hookimpl
 def omni_routes(context: ServerContext) -> Iterable[BaseRoute]:
-    """Offer the speech, status, metrics, profiler and configuration routes."""
-    from omni_server import configuration, metrics, profiler, speech, status
+    """Offer the speech, status, metrics, profiler, configuration and control routes."""
+    from omni_server import configuration, metrics, operations, profiler, speech, status
 
-    modules = (status, metrics, profiler, configuration, speech)
+    modules = (status, metrics, profiler, configuration, operations, speech)
     return [route for module in modules for route in module.routes(context)]

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from omni_core.errors import OmniError
 from omni_server import listening
+from omni_server.adapters import check_adapters
 from omni_server.arguments import add_arguments, make_engine_options, make_settings, model_of, set_environment
 from omni_server.context import ServerSettings, ServerState
 
@@ -75,6 +76,7 @@ class ServeCommand:
         with stop.installed():
             engine = self._make_engine(args)
             try:
+                check_adapters(settings.lora_modules, engine.pipeline)
                 started = await stop.or_done(engine.start())
                 if started:
                     logger.info("ready in %.1f s", time.monotonic() - begin)

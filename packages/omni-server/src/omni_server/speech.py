@@ -138,6 +138,7 @@ class Synthesis:
             sampling_params_list=self.request.sampling_params_list,
             request_id=self.engine_id,
             timeout_s=self.context.settings.request_timeout,
+            lora_request=self.context.adapter(self.request.model),
         )
         return cast("AsyncGenerator[OmniOutput, None]", outputs)
 

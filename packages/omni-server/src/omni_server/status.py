@@ -29,8 +29,8 @@ def check_model(context: ServerContext, name: str | None) -> None:
     Raises:
         ModelNotFoundError: The hint lists the served names.
     """
-    if name is not None and name not in context.model_names:
-        hint = "served: " + ", ".join(context.model_names)
+    if name is not None and name not in context.model_names and context.adapter(name) is None:
+        hint = "served: " + ", ".join([*context.model_names, *(adapter.name for adapter in context.settings.lora_modules)])
         raise ModelNotFoundError(f"the model `{name[:200]}` is not served here", param="model", hint=hint)
 
 
@@ -39,11 +39,14 @@ def routes(context: ServerContext) -> list[Route]:
     created = int(time.time())
 
     def card(name: str) -> dict[str, Any]:
-        root = context.settings.model
-        return {"id": name, "object": "model", "created": created, "owned_by": "omni", "root": root, "parent": None}
+        adapter = context.adapter(name)
+        root = adapter.path if adapter else context.settings.model
+        parent = context.model_names[0] if adapter else None
+        return {"id": name, "object": "model", "created": created, "owned_by": "omni", "root": root, "parent": parent}
 
     async def list_models(request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [card(name) for name in context.model_names]})
+        names = [*context.model_names, *(adapter.name for adapter in context.settings.lora_modules)]
+        return JSONResponse({"object": "list", "data": [card(name) for name in names]})
 
     async def get_model(request: Request) -> Response:
         check_model(context, request.path_params["name"])

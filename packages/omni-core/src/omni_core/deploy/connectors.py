@@ -57,7 +57,7 @@ def resolve_edges(
     provenance = Provenance()
     for edge in pipeline.edges:
         said = references.get(edge, [])
-        found = [_specification(reference, named) for reference in said]
+        found = [_specification(reference, named, edge) for reference in said]
         edges.append(_resolve_edge(edge, found, known, edge[0] in streaming))
         _record(edges[-1], said, found, provenance)
     return tuple(edges), provenance
@@ -100,7 +100,7 @@ def _references(pipeline: PipelineConfig, stages: Mapping[int, Node]) -> dict[tu
     return found
 
 
-def _specification(reference: Node, named: Node) -> tuple[str, Node]:
+def _specification(reference: Node, named: Node, edge: tuple[int, int]) -> tuple[str, Node]:
     """Return the name and the specification that a reference stands for."""
     if reference.is_mapping:
         return str(reference.value["name"].value) if "name" in reference.value else "", reference
@@ -108,7 +108,7 @@ def _specification(reference: Node, named: Node) -> tuple[str, Node]:
     if spec is None:
         names = [key for key, _ in named.items()]
         raise ConfigError(
-            f"there is no connector {reference.value!r}",
+            f"the edge from stage {edge[0]} to stage {edge[1]} names {reference.value!r}, and there is no connector of that name",
             where=reference.place,
             hint=way_out(reference.value, names, "entries of `connectors:`"),
         )

@@ -107,8 +107,10 @@ def check_stage_keys(entry: Node) -> None:
         ConfigError: A key is unknown, reserved (SF-04), or belongs to the topology or the old schema.
     """
     known = frozenset(StageDeployConfig.model_fields) | ENGINE_ARG_NAMES
+    stage_id = entry.get("stage_id")
+    noun = "fields of a stage" if stage_id is None else f"fields of stage {stage_id.value}, whatever its type"
     for key, node in entry.items():
-        _check_key(key, node, known, "fields of a stage")
+        _check_key(key, node, known, noun)
     extras = entry.get("engine_extras")
     for key, node in extras.items() if extras is not None else ():
         _check_key(key, node, known - OWN - _STRUCTURE, "arguments of an engine", prefix="engine_extras.")

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from omni_core.engine.light_control import LightControl
-from omni_core.engine.profiling import METHODS, StageProfiler, TorchProfiler, profile_folder
 from omni_core.engine.light_dispatch import DispatchGate
+from omni_core.engine.profiling import METHODS, StageProfiler, TorchProfiler, profile_folder
 from omni_core.errors import OmniError, RequestError, ServiceError, StageDeadError, StageStartError
 from omni_core.observe.stage import note_step
 from omni_core.payload import Payload

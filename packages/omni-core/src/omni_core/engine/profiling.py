@@ -10,11 +10,13 @@ import itertools
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omni_core import envs
 from omni_core.errors import RequestError, UnsupportedError
-from omni_core.stage import ResolvedStage
+
+if TYPE_CHECKING:
+    from omni_core.stage import ResolvedStage
 
 PROFILE_DIR_ENV = "OMNI_PROFILE_DIR"
 """Where traces go; the flag `--profile-dir` sets it."""

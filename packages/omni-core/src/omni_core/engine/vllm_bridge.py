@@ -117,6 +117,22 @@ TOUCHED: dict[str, Touched] = {
         breaks="a renamed field",
         goes_away="never; it is public",
     ),
+    "lora_ops": Touched(
+        "vllm.lora.ops.torch_ops:lora_ops",
+        why="on a CPU, rows without an adapter are answered with the one in the last slot",
+        why_not_elsewhere="which row has which adapter is known in the kernels only",
+        scope="bgmv_expand and bgmv_expand_slice are wrapped in the engine core, on CPUs",
+        breaks="other parameters in front, or other kernels being called",
+        goes_away="when vLLM's torch kernels skip the index -1",
+    ),
+    "punica_cpu": Touched(
+        "vllm.lora.punica_wrapper:punica_cpu",
+        why="as lora_ops, whose kernels it has imported by name",
+        why_not_elsewhere="as lora_ops",
+        scope="as lora_ops",
+        breaks="the kernels being called through lora_ops",
+        goes_away="with lora_ops",
+    ),
     "WeightTransferInitRequest": Touched(
         "vllm.distributed.weight_transfer.base",
         why="carries what a weight transfer backend needs to begin",
@@ -155,7 +171,7 @@ TOUCHED: dict[str, Touched] = {
         why="holds positions back until their rows are there or earlier ones were taken, and packs a step's payload",
         why_not_elsewhere="only the scheduler decides what runs in a step",
         scope="our subclass overrides add_request, schedule, update_from_output, has_requests, _reserve_prefill_lookahead, "
-        "_handle_blocked_waiting_request and _free_request",
+        "_handle_blocked_waiting_request, _preempt_request and _free_request",
         breaks="_reserve_prefill_lookahead not being asked for running and waiting requests",
         goes_away="when the scheduler has a hook that limits a request's tokens in a step",
     ),
@@ -260,7 +276,7 @@ TOUCHED: dict[str, Touched] = {
         why="the first model runner has no hook for input embeddings or sampled rows",
         why_not_elsewhere="both exist only inside a step",
         scope="our mixin overrides _preprocess and sample_tokens; reads input_batch, positions, input_ids, inputs_embeds, "
-        "execute_model_state.sample_hidden_states and discard_request_mask",
+        "execute_model_state.sample_hidden_states, discard_request_mask and device; takes from input_batch.generators",
         breaks="any of these names changing",
         goes_away="with the first model runner",
     ),
@@ -268,11 +284,15 @@ TOUCHED: dict[str, Touched] = {
 """Every symbol of vLLM that core uses, by the name under which this module offers it."""
 
 
+_MODULES = frozenset({"utils", "envs", "lora_ops", "punica_cpu"})
+"""Which of the attributes behind a colon are modules: they may not be imported yet."""
+
+
 def __getattr__(name: str) -> Any:
     if name not in TOUCHED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, _, attribute = TOUCHED[name].home.partition(":")
-    if attribute and module in ("vllm", "vllm.v1.engine"):
+    if attribute in _MODULES:
         return importlib.import_module(f"{module}.{attribute}")
     return getattr(importlib.import_module(module), attribute or name)
 

@@ -55,6 +55,45 @@ class Drawn:
         return np.maximum(values, self.least).astype(np.float32)
 
 
+Tensors = dict[str, Drawn]
+"""Tensors by name."""
+
+
+def under(prefix: str, tensors: Mapping[str, Drawn]) -> Tensors:
+    """Return tensors with a prefix and a dot before their names."""
+    return {f"{prefix}.{name}": spec for name, spec in tensors.items()}
+
+
+def decoder_tensors(prefix: str, config: Mapping[str, Any], *, attention_gain: float) -> Tensors:
+    """Return the layers and the last norm of a decoder whose queries and keys are normed.
+
+    Args:
+        prefix: Of the names.
+        config: Its sizes, by the names that transformers uses.
+        attention_gain: How sharply it attends: with plain random weights it averages over the prompt, and all texts give nearly
+            the same reply.
+    """
+    hidden, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+    layer = {
+        "input_layernorm.weight": Drawn.norm(hidden),
+        "post_attention_layernorm.weight": Drawn.norm(hidden),
+        "self_attn.q_proj.weight": Drawn.product(queries, hidden),
+        "self_attn.k_proj.weight": Drawn.product(keys, hidden),
+        "self_attn.v_proj.weight": Drawn.product(keys, hidden),
+        "self_attn.o_proj.weight": Drawn.product(hidden, queries, gain=attention_gain),
+        "self_attn.q_norm.weight": Drawn.norm(head, gain=attention_gain),
+        "self_attn.k_norm.weight": Drawn.norm(head),
+        "mlp.gate_proj.weight": Drawn.product(inner, hidden),
+        "mlp.up_proj.weight": Drawn.product(inner, hidden),
+        "mlp.down_proj.weight": Drawn.product(hidden, inner),
+    }
+    found = {f"{prefix}.norm.weight": Drawn.norm(hidden)}
+    for index in range(config["num_hidden_layers"]):
+        found |= under(f"{prefix}.layers.{index}", layer)
+    return found
+
+
 def write_tensors(path: Path, tensors: Mapping[str, Drawn], *, seed: int, dtype: Literal["BF16", "F32"]) -> None:
     """Draw every tensor, in the order of the names, and write them as a safetensors file.
 

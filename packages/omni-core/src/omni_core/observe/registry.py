@@ -40,8 +40,51 @@ class Family:
     series: Series
     values: dict[Labels, float] = field(default_factory=dict)
     spreads: dict[Labels, Spread] = field(default_factory=dict)
-    touched: set[Labels] = field(default_factory=set)
+    touched: dict[Labels, None] = field(default_factory=dict)
     """What was changed since `Registry.take`."""
+
+    def spread(self, key: Labels, bounds: tuple[float, ...]) -> Spread:
+        """Return the histogram's value under a key, an empty one if there is none."""
+        found = self.spreads.get(key)
+        if found is None or found.bounds != bounds:
+            # Other bounds than before: the process that measures was started anew with another configuration.
+            found = self.spreads[key] = Spread(bounds, [0] * (len(bounds) + 1))
+        return found
+
+
+class Cell:
+    """One labelled value of a registry."""
+
+    __slots__ = ("_bounds", "_family", "_key", "_lock")
+
+    def __init__(self, lock: threading.Lock, family: Family, key: Labels, bounds: tuple[float, ...]) -> None:
+        self._lock = lock
+        self._family = family
+        self._key = key
+        self._bounds = bounds
+
+    def inc(self, amount: float = 1.0) -> None:
+        """Add to a counter, or to a gauge."""
+        family, key = self._family, self._key
+        with self._lock:
+            family.values[key] = family.values.get(key, 0.0) + amount
+            family.touched[key] = None
+
+    def set(self, value: float) -> None:
+        """Set a gauge."""
+        family, key = self._family, self._key
+        with self._lock:
+            if family.values.get(key) != value:
+                family.values[key] = value
+                family.touched[key] = None
+
+    def observe(self, value: float) -> None:
+        """Count a value in a histogram."""
+        with self._lock:
+            spread = self._family.spread(self._key, self._bounds)
+            spread.counts[bisect_left(self._bounds, value)] += 1
+            spread.total += value
+            self._family.touched[self._key] = None
 
 
 class Change(msgspec.Struct, frozen=True, array_like=True):
@@ -77,29 +120,24 @@ class Registry:
 
     def touch(self, series: Series, **labels: str) -> None:
         """Let a value exist, at zero."""
-        with self._lock:
-            self._value(series, labels, 0.0)
+        self.cell(series, **labels).inc(0.0)
 
     def inc(self, series: Series, amount: float = 1.0, **labels: str) -> None:
         """Add to a counter, or to a gauge."""
-        with self._lock:
-            self._value(series, labels, amount)
+        self.cell(series, **labels).inc(amount)
 
     def set(self, series: Series, value: float, **labels: str) -> None:
         """Set a gauge."""
-        with self._lock:
-            family = self._family(series)
-            key = self._key(series, labels)
-            if family.values.get(key) != value:
-                family.values[key] = value
-                family.touched.add(key)
+        self.cell(series, **labels).set(value)
 
     def observe(self, series: Series, value: float, **labels: str) -> None:
         """Count a value in a histogram."""
+        self.cell(series, **labels).observe(value)
+
+    def cell(self, series: Series, **labels: str) -> Cell:
+        """Return one labelled value, for those who change it often: its place is looked up once."""
         with self._lock:
-            spread = self._spread(self._family(series), self._key(series, labels), series.buckets)
-            spread.counts[bisect_left(spread.bounds, value)] += 1
-            spread.total += value
+            return Cell(self._lock, self._family(series), self._key(series, labels), series.buckets)
 
     def get(self, series: Series, **labels: str) -> float:
         """Return a value, of a histogram the sum; 0 where there is none."""
@@ -162,7 +200,7 @@ class Registry:
                     elif family.series.kind is Kind.COUNTER:
                         family.values[key] = family.values.get(key, 0.0) + item.value
                     else:
-                        self._spread(family, key, tuple(item.bounds)).add(item.counts, item.value)
+                        family.spread(key, tuple(item.bounds)).add(item.counts, item.value)
 
     def drop_gauges(self, **labels: str) -> None:
         """Forget present values with these labels: whoever measured them is gone."""
@@ -172,7 +210,7 @@ class Registry:
                 if family.series.kind is Kind.GAUGE:
                     for key in [key for key in family.values if wanted <= set(key)]:
                         del family.values[key]
-                        family.touched.discard(key)
+                        family.touched.pop(key, None)
 
     # Under the lock
 
@@ -184,19 +222,6 @@ class Registry:
         fits = set(labels) <= set(series.labels) <= set(given)
         assert fits, f"{series.name} has the labels {series.labels}, not {given}"
         return tuple((name, given[name]) for name in series.labels)
-
-    def _value(self, series: Series, labels: Mapping[str, str], amount: float) -> None:
-        family, key = self._family(series), self._key(series, labels)
-        family.values[key] = family.values.get(key, 0.0) + amount
-        family.touched.add(key)
-
-    def _spread(self, family: Family, key: Labels, bounds: tuple[float, ...]) -> Spread:
-        family.touched.add(key)
-        spread = family.spreads.get(key)
-        if spread is None or spread.bounds != bounds:
-            # Other bounds than before: the process that measures was started anew with another configuration.
-            spread = family.spreads[key] = Spread(bounds, [0] * (len(bounds) + 1))
-        return spread
 
 
 def _taken(family: Family) -> FamilyChange | None:

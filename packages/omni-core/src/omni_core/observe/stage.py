@@ -22,11 +22,9 @@ def stage_registry(stage: ResolvedStage, replica: int) -> Registry:
 
 
 def note_output(registry: Registry, output: StageOutput, facts: Mapping[str, Any]) -> None:
-    """Count the tokens, the frames of codes and the audio of an output."""
+    """Count the tokens and the audio of an output."""
     if output.token_ids:
         registry.inc(series.TOKENS, len(output.token_ids))
-    if frames := _frames(output.tensors):
-        registry.inc(series.FRAMES, frames)
     audio, rate = output.tensors.get("audio"), facts.get("sample_rate")
     if audio is not None and rate:
         registry.inc(series.AUDIO_SECONDS, len(audio) / float(rate))

@@ -65,9 +65,7 @@ async def tokens(runner: Any, name: str, first: int, lora: LoraAdapter | None = 
     return [token async for output in runner.run(what) for token in output.token_ids]
 
 
-async def test_each_request_of_a_batch_gets_its_own_adapter_or_none(
-    make_runner: Any, checkpoints: Any, tmp_path: Path
-) -> None:
+async def test_each_request_of_a_batch_gets_its_own_adapter_or_none(make_runner: Any, checkpoints: Any, tmp_path: Path) -> None:
     from omni_core.testing.tiny_lora import build_adapter, merge_adapter
 
     base = checkpoints("LlamaForCausalLM")
@@ -88,9 +86,7 @@ async def test_each_request_of_a_batch_gets_its_own_adapter_or_none(
     assert answers == [wanted[adapter.name if adapter else None][first] for adapter, first in asked]
 
 
-async def test_an_adapter_that_cannot_be_used_costs_only_the_requests_that_want_it(
-    make_runner: Any, tmp_path: Path
-) -> None:
+async def test_an_adapter_that_cannot_be_used_costs_only_the_requests_that_want_it(make_runner: Any, tmp_path: Path) -> None:
     from omni_core.testing.tiny_lora import build_adapter
 
     runner = await make_runner("LlamaForCausalLM", engine_args={"enable_lora": True, "max_lora_rank": 8})

@@ -164,7 +164,9 @@ async def test_reloading_reads_what_the_checkpoint_holds_now(make_runner: Any, r
     assert await frames(runner, request(runner, "after", rows_of(1))) == wanted
 
 
-async def test_weights_from_a_trainer_change_the_codes_and_their_version(make_runner: Any, rows_of: Rows, tmp_path: Path) -> None:
+async def test_weights_from_a_trainer_change_the_codes_and_their_version(
+    make_runner: Any, rows_of: Rows, tmp_path: Path
+) -> None:
     from safetensors.torch import load_file, save_file
 
     from omni_core.testing.tiny_ar import build_tiny_ar

@@ -88,6 +88,19 @@ async def test_a_request_gives_its_frames_and_its_end(make_runner: Any, rows_of:
     assert not runner._launched.rows
 
 
+async def test_outputs_say_how_full_the_stage_was(make_runner: Any, rows_of: Rows) -> None:
+    """TT-15: active / max_num_seqs decides how large a first payload is."""
+    runner = await make_runner()
+    most = runner._launched.llm.vllm_config.scheduler_config.max_num_seqs
+    what = request(runner, "a", {"rows": rows_of(1)}, max_tokens=10)
+
+    alone = await collect(runner, what)
+    many = await asyncio.gather(*(collect(runner, replace(what, request_id=f"a{i}")) for i in range(3)))
+
+    assert {output.load for output in alone} == {1 / most}
+    assert {outputs[0].load for outputs in many} == {3 / most}
+
+
 async def test_a_bad_request_costs_only_itself(make_runner: Any, rows_of: Rows) -> None:
     runner = await make_runner("TinySamplingTalker")
     good = asyncio.create_task(collect(runner, request(runner, "good", {"rows": rows_of(1)}, max_tokens=60)))

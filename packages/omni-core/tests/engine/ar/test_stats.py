@@ -90,6 +90,7 @@ async def test_two_engines_keep_their_own_series(runners: list[Any], rows_of: Ca
         assert server.count(series.STEP_SECONDS, **labels) >= tokens - 1
         assert server.get(series.STEP_SECONDS, **labels) > 0
         assert server.get(series.BATCH_SIZE, **labels) == requests * tokens
+        assert server.get(series.FRAMES, **labels) == requests * tokens
     names = {family.series.name for family in server.families()}
     assert {"vllm:kv_cache_usage_perc", "vllm:num_preemptions_total", "vllm:num_requests_waiting"} <= names
     assert all(dict(key)["stage"] in "01" for family in server.families() for key in (*family.values, *family.spreads))

@@ -59,22 +59,28 @@ class CodecStack:
     def whole(self, streams: Sequence[Stream], frames: int) -> Iterator[Sequence[Stream]]:
         """Give streams to pass `frames` frames through; they become `streams` only if all of them pass.
 
-        One piece leaves nothing behind when it fails. Before several, the streams are copied.
+        One piece leaves nothing behind when it fails, and a stream without a past is reset. Others are copied.
         """
         if frames <= PIECE_FRAMES:
             yield streams
             return
-        copies: list[Stream] = []
+        moving: list[Stream] = []
         try:
             for stream in streams:
-                copies.append(self.memory.copy(stream))  # noqa: PERF401 - those made before one fails must be closed, too
-            yield copies
-            for stream, copy in zip(streams, copies, strict=True):
-                stream.slot, copy.slot = copy.slot, stream.slot
-                stream.frames = copy.frames
+                moving.append(self.memory.copy(stream) if stream.frames else stream)  # noqa: PERF401 - see `finally`
+            yield moving
+        except BaseException:
+            for stream, moved in zip(streams, moving, strict=False):
+                if moved is stream:
+                    stream.frames = 0
+            raise
+        else:
+            for stream, moved in zip(streams, moving, strict=True):
+                stream.slot, moved.slot, stream.frames = moved.slot, stream.slot, moved.frames
         finally:
-            for copy in copies:
-                self.memory.close(copy)
+            for stream, moved in zip(streams, moving, strict=False):
+                if moved is not stream:
+                    self.memory.close(moved)
 
 
 def _join(x: Tensor, size: int) -> Tensor:

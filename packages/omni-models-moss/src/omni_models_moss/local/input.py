@@ -13,7 +13,7 @@ from omni_core.modelkit.tokenizer import TextTokenizer
 from omni_core.payload import Payload
 from omni_core.runner import EngineInput
 from omni_models_moss.local.checkpoint import Checkpoint
-from omni_models_moss.local.prompt import FIELDS, Frames, make_rows
+from omni_models_moss.local.prompt import FIELDS, Frames, Rows, make_rows
 
 if TYPE_CHECKING:
     from omni_core.stage import ResolvedStage
@@ -51,6 +51,7 @@ class LocalInput:
         return EngineInput(
             prompt_token_ids=rows.text_ids.tolist(),
             model_inputs={"text_ids": rows.text_ids, "codes": rows.codes},
+            cache_key=self._cache_key(rows, frames, continues=continues),
             # The checkpoint says what ends the speech.
             sampling={"stop_token_ids": [self._checkpoint.audio_end]},
             handoff={
@@ -58,6 +59,15 @@ class LocalInput:
                 "initial_codec_chunk_frames": payload.get("initial_codec_chunk_frames"),
             },
         )
+
+    def _cache_key(self, rows: Rows, frames: Frames | None, *, continues: bool) -> str | None:
+        """Return what, beside the text ids, makes two prompts equal: the frames.
+
+        None where the text itself spells the slot of spoken frames: such a prompt could pass for one with frames behind it.
+        """
+        if not continues and (rows.text_ids == self._checkpoint.assistant_slot).any():
+            return None
+        return "" if frames is None else hashlib.sha256(np.ascontiguousarray(frames).tobytes()).hexdigest()
 
     def _frames(self, payload: Payload) -> Frames | None:
         samples = payload.get("ref_audio")

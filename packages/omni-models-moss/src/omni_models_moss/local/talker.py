@@ -36,6 +36,7 @@ class MossTTSLocalTalker(nn.Module):
 
     capabilities = ModelCapabilities(
         computes_inputs=True,
+        cacheable_prompts=True,
         mtp=MtpCapability(
             output_key=("codes", "audio"),
             num_codes=_NUM_CODES,

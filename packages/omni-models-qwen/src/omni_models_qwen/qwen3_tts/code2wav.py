@@ -76,6 +76,24 @@ class Qwen3TTSCode2Wav(LightModel):
             firsts_first=bool(own.get("talker_stream_first_audio", True)),
         )
 
+    def reload(self, stage: ResolvedStage) -> None:
+        """Load the decoder again; what requests remember does not depend on the weights' place.
+
+        Raises:
+            ConfigError: As `load`.
+        """
+        self.decoder = type(self).load(stage).decoder
+
+    def sleep(self) -> None:
+        """Move the weights to the host's memory and give the device's back."""
+        self.decoder.move(torch.device("cpu"))
+        if self.decoder.device.type != "cpu":
+            torch.accelerator.empty_cache()
+
+    def wake(self) -> None:
+        """Move the weights back."""
+        self.decoder.move()
+
     def begin(self, request_id: str, sampling: Mapping[str, Any]) -> CodecState:
         """Return the state of a request that has made no audio."""
         return self.decoder.begin()

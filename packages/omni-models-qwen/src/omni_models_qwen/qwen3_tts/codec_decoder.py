@@ -55,8 +55,8 @@ class CodecDecoder:
         reader.finish()
         self._reach_columns = self._reach()
         self._output = torch.promote_types(dtype, torch.float32)
-        self._tables.to(device, dtype)
-        for layer in (
+        self._layers = (
+            self._tables,
             self._pre_conv,
             self._transformer,
             *(part for pair in self._upsample for part in pair),
@@ -64,8 +64,8 @@ class CodecDecoder:
             *self._blocks,
             self._last_act,
             self._last,
-        ):
-            layer.to(device, dtype)
+        )
+        self.move(device)
 
     @classmethod
     def load(cls, folder: Path, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> CodecDecoder:
@@ -82,6 +82,11 @@ class CodecDecoder:
     def device(self) -> torch.device:
         """Where it decodes."""
         return self._device
+
+    def move(self, device: torch.device | None = None) -> None:
+        """Move the weights to a device, by default to the one that decodes."""
+        for layer in self._layers:
+            layer.to(device or self._device, self._dtype)
 
     def begin(self) -> CodecState:
         """Return the state of a request that has decoded nothing."""

@@ -6,7 +6,7 @@ predictor complete the frame. Rows follow from `VoicedHistory`, so any position 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -15,8 +15,9 @@ from torch.nn import functional as F
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.model_executor.models.interfaces import SupportsLoRA
 from vllm.model_executor.models.qwen3 import Qwen3Model
-from vllm.model_executor.models.utils import maybe_prefix
+from vllm.model_executor.models.utils import WeightsMapper, maybe_prefix
 
 from omni_core.capabilities import MtpSampling
 from omni_core.errors import ConfigError
@@ -28,7 +29,7 @@ from omni_models_qwen.qwen3_tts.prompt import NO_CODE
 from omni_models_qwen.qwen3_tts.talker_weights import TalkerWeights
 
 
-class Qwen3TTSTalker(nn.Module):
+class Qwen3TTSTalker(nn.Module, SupportsLoRA):
     """Make frames of 16 codes from text."""
 
     mtp_output_key = ("codes", "audio")
@@ -45,6 +46,8 @@ class Qwen3TTSTalker(nn.Module):
         "qkv_proj": ["q_proj", "k_proj", "v_proj"],
         "gate_up_proj": ["gate_proj", "up_proj"],
     }
+    # Adapters are made for the whole checkpoint's model, where the talker is a part; they may change its backbone.
+    hf_to_vllm_mapper = WeightsMapper(orig_to_new_prefix={"talker.": ""})
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
@@ -60,6 +63,7 @@ class Qwen3TTSTalker(nn.Module):
         self.logits_processor = LogitsProcessor(facts.vocab_size)
         self.text_embedding = VocabParallelEmbedding(raw.get("text_vocab_size", 151_936), raw.get("text_hidden_size", 2048))
         self.text_projection = _TextProjection(self.text_embedding.embedding_dim, facts.hidden_size)
+        self._markers = _Markers((facts.text.tts_pad, facts.text.tts_bos, facts.text.tts_eos))
         self.code_predictor = CodePredictor(PredictorConfig.read(raw))
         self.history = VoicedHistory(
             slots=vllm_config.scheduler_config.max_num_seqs,
@@ -102,7 +106,13 @@ class Qwen3TTSTalker(nn.Module):
 
     def omni_condition(self, slots: Tensor, positions: Tensor) -> Tensor:
         """Return the text side of the rows at these positions [B, H]."""
-        return self.text_projection(self.text_embedding(self.history.text_ids[slots, positions]))
+        ids = self.history.text_ids[slots, positions]
+        if not self._markers.is_known:
+            self._markers.keep(self._project, ids.device)
+        return self._markers.rows(ids, self._project)
+
+    def _project(self, ids: Tensor) -> Tensor:
+        return self.text_projection(self.text_embedding(ids))
 
     def omni_record(self, slots: Tensor, positions: Tensor, codes: Tensor) -> None:
         """Keep frames as the codes of the rows that read them."""
@@ -145,6 +155,7 @@ class Qwen3TTSTalker(nn.Module):
         views = self.code_predictor.checkpoint_views()
         loaded = TalkerWeights(self, views, self.config.num_hidden_layers).load(weights)
         self.code_predictor.finish_loading()
+        self._markers.forget()
         return loaded
 
     def _embed_frames(self, codes: Tensor) -> Tensor:
@@ -164,6 +175,43 @@ class _TextProjection(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.linear_fc2(F.silu(self.linear_fc1(x)))
+
+
+class _Markers:
+    """The projected rows of the marks around a text: begin, end, and the padding that most rows after a text read (TT-21).
+
+    They are projected once, in the projection's own dtype, and again when weights have been loaded. So a mark's row is the same
+    whoever shares the step, and a step on a CPU in which every row reads a mark projects nothing.
+    """
+
+    def __init__(self, ids: tuple[int, ...]) -> None:
+        self._ids = ids
+        self._table: Tensor | None = None
+        self._known = torch.empty(0)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the rows are there."""
+        return self._table is not None
+
+    def forget(self) -> None:
+        """Forget the rows: the weights they came from are gone."""
+        self._table = None
+
+    def keep(self, project: Callable[[Tensor], Tensor], device: torch.device) -> None:
+        """Project the marks."""
+        self._known = torch.tensor(self._ids, dtype=torch.int32, device=device)
+        self._table = project(self._known)
+
+    def rows(self, ids: Tensor, project: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the rows [T, H] of text ids [T], those of marks from the table."""
+        assert self._table is not None
+        same = ids[:, None] == self._known
+        marked = self._table[same.to(torch.int8).argmax(1)]
+        is_mark = same.any(1)
+        if ids.device.type == "cpu" and bool(is_mark.all()):  # elsewhere asking would wait for the device
+            return marked
+        return torch.where(is_mark[:, None], marked, project(ids))
 
 
 def _check_frame(facts: Checkpoint, kind: type[Qwen3TTSTalker]) -> None:

@@ -10,9 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from omni_core.modelkit.tiny_weights import Drawn
-
-Tensors = dict[str, Drawn]
+from omni_core.modelkit.tiny_weights import Drawn, Tensors, decoder_tensors, under
 
 _HEAD_GAIN = 10.0
 """Spread of logits: wide enough that rounding seldom changes the best, narrow enough that sampling varies."""
@@ -44,8 +42,8 @@ def talker_tensors(config: Mapping[str, Any]) -> Tensors:
         "text_projection.linear_fc2.weight": Drawn.product(hidden, text),
         "text_projection.linear_fc2.bias": Drawn.bias(hidden),
         "codec_head.weight": Drawn.product(config["vocab_size"], hidden, gain=_HEAD_GAIN),
-        **_decoder_layers("model", config),
-        **_decoder_layers("code_predictor.model", predictor),
+        **decoder_tensors("model", config, attention_gain=_ATTENTION_GAIN),
+        **decoder_tensors("code_predictor.model", predictor, attention_gain=_ATTENTION_GAIN),
     }
     _reserve_end_channel(found, config["codec_eos_token_id"])
     for level in range(levels):
@@ -55,7 +53,7 @@ def talker_tensors(config: Mapping[str, Any]) -> Tensors:
     if inner != hidden:
         found["code_predictor.small_to_mtp_projection.weight"] = Drawn.product(inner, hidden)
         found["code_predictor.small_to_mtp_projection.bias"] = Drawn.bias(inner)
-    return _under("talker", found)
+    return under("talker", found)
 
 
 def _reserve_end_channel(found: Tensors, end: int) -> None:
@@ -67,29 +65,6 @@ def _reserve_end_channel(found: Tensors, end: int) -> None:
             found[name] = replace(spec, rows={_END_CHANNEL: 0.0})
     found["model.norm.weight"] = replace(found["model.norm.weight"], values={(_END_CHANNEL,): 1.0})
     found["codec_head.weight"] = replace(found["codec_head.weight"], rows={end: 0.0}, values={(end, _END_CHANNEL): _END_GAIN})
-
-
-def _decoder_layers(prefix: str, config: Mapping[str, Any]) -> Tensors:
-    """Return the layers and the last norm of a decoder as in Qwen3."""
-    hidden, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
-    queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
-    found = {f"{prefix}.norm.weight": Drawn.norm(hidden)}
-    layer = {
-        "input_layernorm.weight": Drawn.norm(hidden),
-        "post_attention_layernorm.weight": Drawn.norm(hidden),
-        "self_attn.q_proj.weight": Drawn.product(queries, hidden),
-        "self_attn.k_proj.weight": Drawn.product(keys, hidden),
-        "self_attn.v_proj.weight": Drawn.product(keys, hidden),
-        "self_attn.o_proj.weight": Drawn.product(hidden, queries, gain=_ATTENTION_GAIN),
-        "self_attn.q_norm.weight": Drawn.norm(head, gain=_ATTENTION_GAIN),
-        "self_attn.k_norm.weight": Drawn.norm(head),
-        "mlp.gate_proj.weight": Drawn.product(inner, hidden),
-        "mlp.up_proj.weight": Drawn.product(inner, hidden),
-        "mlp.down_proj.weight": Drawn.product(hidden, inner),
-    }
-    for index in range(config["num_hidden_layers"]):
-        found |= _under(f"{prefix}.layers.{index}", layer)
-    return found
 
 
 def speaker_tensors(config: Mapping[str, Any]) -> Tensors:
@@ -104,18 +79,18 @@ def speaker_tensors(config: Mapping[str, Any]) -> Tensors:
         for step in range(scale - 1):
             block |= _conv(f"res2net_block.blocks.{step}.conv", part, part, 3)
         block |= _conv("se_block.conv1", squeeze, outputs, 1) | _conv("se_block.conv2", outputs, squeeze, 1)
-        found |= _under(f"blocks.{index}", block)
+        found |= under(f"blocks.{index}", block)
     found |= _conv("mfa.conv", width, sum(channels[1:-1]), 1)
     found |= _conv("asp.tdnn.conv", attention, 3 * width, 1) | _conv("asp.conv", width, attention, 1)
     found |= _conv("fc", config["enc_dim"], 2 * width, 1)
-    return _under("speaker_encoder", found)
+    return under("speaker_encoder", found)
 
 
 def codec_tensors(config: Mapping[str, Any]) -> Tensors:
     """Return the tensors of the codec, `encoder.*` and `decoder.*`, for its config.json."""
     encoder = _encoder_convs(config["encoder_config"]) | _encoder_layers(config["encoder_config"])
     decoder = _latent_tensors(config["decoder_config"]) | _audio_tensors(config["decoder_config"])
-    return _under("encoder", encoder) | _under("decoder", decoder)
+    return under("encoder", encoder) | under("decoder", decoder)
 
 
 def _encoder_convs(config: Mapping[str, Any]) -> Tensors:
@@ -146,15 +121,15 @@ def _encoder_layers(config: Mapping[str, Any]) -> Tensors:
     }
     found: Tensors = {}
     for index in range(config["num_hidden_layers"]):
-        found |= _under(f"encoder_transformer.layers.{index}", layer)
+        found |= under(f"encoder_transformer.layers.{index}", layer)
     semantic = config["num_semantic_quantizers"]
     width, rows = config["codebook_dim"], config["codebook_size"]
     for kind, levels in (("semantic", semantic), ("acoustic", config["num_quantizers"] - semantic)):
         books = _projections(hidden, width)
         for level in range(levels):
-            books |= _under(f"layers.{level}.codebook", _codebook(rows, width, "embed_sum"))
+            books |= under(f"layers.{level}.codebook", _codebook(rows, width, "embed_sum"))
             books[f"layers.{level}.codebook.initialized"] = Drawn((1,), center=1.0, spread=0.0)
-        found |= _under(f"quantizer.{kind}_residual_vector_quantizer", books)
+        found |= under(f"quantizer.{kind}_residual_vector_quantizer", books)
     return found
 
 
@@ -169,8 +144,8 @@ def _latent_tensors(config: Mapping[str, Any]) -> Tensors:
     for name, levels in (("rvq_first", semantic), ("rvq_rest", config["num_quantizers"] - semantic)):
         books = _projections(vector, width)
         for level in range(levels):
-            books |= _under(f"vq.layers.{level}._codebook", _codebook(config["codebook_size"], width, "embedding_sum"))
-        found |= _under(f"quantizer.{name}", books)
+            books |= under(f"vq.layers.{level}._codebook", _codebook(config["codebook_size"], width, "embedding_sum"))
+        found |= under(f"quantizer.{name}", books)
     found |= _conv("pre_conv.conv", latent, vector, 3)
     layer = {
         **_attention(hidden, queries, keys),
@@ -179,7 +154,7 @@ def _latent_tensors(config: Mapping[str, Any]) -> Tensors:
         "mlp.down_proj.weight": Drawn.product(hidden, inner),
     }
     for index in range(config["num_hidden_layers"]):
-        found |= _under(f"pre_transformer.layers.{index}", layer)
+        found |= under(f"pre_transformer.layers.{index}", layer)
     found |= {
         "pre_transformer.norm.weight": Drawn.norm(hidden),
         "pre_transformer.input_proj.weight": Drawn.product(hidden, latent),
@@ -189,7 +164,7 @@ def _latent_tensors(config: Mapping[str, Any]) -> Tensors:
     }
     for index, ratio in enumerate(config["upsampling_ratios"]):
         found |= _upsample(f"upsample.{index}.0.conv", latent, latent, ratio, ratio)
-        found |= _under(f"upsample.{index}.1", _convnext(latent))
+        found |= under(f"upsample.{index}.1", _convnext(latent))
     return found
 
 
@@ -198,14 +173,14 @@ def _audio_tensors(config: Mapping[str, Any]) -> Tensors:
     channels, end = config["decoder_dim"], len(config["upsample_rates"]) + 1
     found = _conv("decoder.0.conv", channels, config["latent_dim"], 7)
     for index, rate in enumerate(config["upsample_rates"], 1):
-        block = _under("0", _snake(channels)) | _upsample("1.conv", channels, channels // 2, 2 * rate, rate)
+        block = under("0", _snake(channels)) | _upsample("1.conv", channels, channels // 2, 2 * rate, rate)
         channels //= 2
         for unit in (2, 3, 4):
-            block |= _under(f"{unit}.act1", _snake(channels)) | _under(f"{unit}.act2", _snake(channels))
+            block |= under(f"{unit}.act1", _snake(channels)) | under(f"{unit}.act2", _snake(channels))
             block |= _conv(f"{unit}.conv1.conv", channels, channels, 7)
             block |= _conv(f"{unit}.conv2.conv", channels, channels, 1, gain=_RESIDUAL_GAIN)
-        found |= _under(f"decoder.{index}.block", block)
-    found |= _under(f"decoder.{end}", _snake(channels))
+        found |= under(f"decoder.{index}.block", block)
+    found |= under(f"decoder.{end}", _snake(channels))
     return found | _conv(f"decoder.{end + 1}.conv", 1, channels, 7, gain=_AUDIO_GAIN)
 
 
@@ -261,7 +236,3 @@ def _projections(outer: int, inner: int) -> Tensors:
 def _codebook(rows: int, width: int, sums: str) -> Tensors:
     """Return a codebook as it is stored: sums of vectors, and how many each is the sum of."""
     return {sums: Drawn.table(rows, width), "cluster_usage": Drawn((rows,), center=1.5, spread=0.3, least=0.5)}
-
-
-def _under(prefix: str, tensors: Tensors) -> Tensors:
-    return {f"{prefix}.{name}": spec for name, spec in tensors.items()}

@@ -124,10 +124,15 @@ def _prepare(models: Mapping[str, str]) -> None:
     import torch
 
     from omni_core.engine.ar.model_class import load_model_class
+    from omni_core.engine.vllm_bridge import current_platform
     from omni_core.engine.vllm_plugin import register
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     register()
+    if current_platform.is_cpu():
+        from omni_core.engine.ar import cpu_lora
+
+        cpu_lora.install()
     for architecture, target in models.items():
         load_model_class(architecture, target, where=f"architecture {architecture}")
 

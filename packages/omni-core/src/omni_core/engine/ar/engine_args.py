@@ -118,14 +118,13 @@ def _forced(stage: ResolvedStage, capabilities: ModelCapabilities, given: Mappin
         forced["distributed_executor_backend"] = UniProcExecutor
     if not capabilities.computes_inputs:
         return forced
-    _refuse(stage, given)
+    _refuse(stage, capabilities, given)
     on_cpu = stage.platform == "cpu"
     scheduler = "ArScheduler" if on_cpu else "AsyncArScheduler"
     forced |= {
         "worker_cls": "omni_core.engine.ar.worker.ArWorker",
         "scheduler_cls": stage.topology.scheduler_cls or f"omni_core.engine.ar.scheduler.{scheduler}",
-        # Prompts are placeholder ids: equal ids say nothing about equal inputs.
-        "enable_prefix_caching": False,
+        "enable_prefix_caching": bool(given.get("enable_prefix_caching")),  # vLLM's own default is on
     }
     if stage.model_runner == "v2" or not given.get("enforce_eager", on_cpu):
         # Both the second runner and compiled graphs need to know that inputs come as embeddings.
@@ -137,14 +136,14 @@ def _ranks(given: Mapping[str, Any]) -> int:
     return int(given.get("tensor_parallel_size") or 1) * int(given.get("pipeline_parallel_size") or 1)
 
 
-def _refuse(stage: ResolvedStage, given: Mapping[str, Any]) -> None:
+def _refuse(stage: ResolvedStage, capabilities: ModelCapabilities, given: Mapping[str, Any]) -> None:
     where = f"stage {stage.name}"
     for name in ("worker_cls", "scheduler_cls"):
         if name in given:
             raise ConfigError(f"{name} is set by the AR engine", where=where, hint=f"leave out {name}")
-    if given.get("enable_prefix_caching"):
+    if given.get("enable_prefix_caching") and not capabilities.cacheable_prompts:
         raise ConfigError(
-            "a model that computes its inputs has placeholder ids, which tell no prefix from another",
+            "this model computes its inputs from placeholder ids, which tell no prefix from another",
             where=where,
             hint="leave out enable_prefix_caching",
         )

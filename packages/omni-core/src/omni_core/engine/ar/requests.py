@@ -22,14 +22,16 @@ def effective_sampling(stage: ResolvedStage, own: Mapping[str, Any], derived: Ma
     Args:
         stage: The stage; its constraints have the last word.
         own: The request's parameters. They hold the stage's too; a value that differs from the stage's is the request's own.
-        derived: `EngineInput.sampling`.
+        derived: `EngineInput.sampling`. Its `stop_token_ids` extend, as a constraint's do: they are how the model ends.
 
     Raises:
         RequestError: A parameter is unknown, has a wrong value, or is one that this server sets itself.
     """
     where = f"stage {stage.name}"
     chosen = {name: value for name, value in own.items() if name not in stage.sampling or value != stage.sampling[name]}
-    merged = apply_constraints(merge_sampling(stage.sampling, derived, chosen), stage.topology.sampling_constraints)
+    ends = {name: value for name, value in derived.items() if name == "stop_token_ids"}
+    merged = apply_constraints(merge_sampling(stage.sampling, derived, chosen), ends)
+    merged = apply_constraints(merged, stage.topology.sampling_constraints)
     check_sampling(merged, where=where)
     if KEY in (merged.get("extra_args") or {}):
         raise RequestError(f"extra_args.{KEY} is reserved", where=where, param=f"extra_args.{KEY}", hint="leave it out")

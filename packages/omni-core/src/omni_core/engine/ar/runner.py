@@ -24,6 +24,7 @@ from omni_core.engine.ar.wire import Extra
 from omni_core.engine.profiling import METHODS, StageProfiler, profile_folder
 from omni_core.engine.vllm_bridge import EngineDeadError, VLLMClientError, tokens_input
 from omni_core.errors import ConfigError, OmniError, RequestError, ServiceError, StageDeadError
+from omni_core.observe.series import FRAMES
 from omni_core.payload import Payload, encode_payload
 from omni_core.pipeline import OutputType, parse_output_type
 from omni_core.runner import EngineInput, InputProcessor, StageInput, StageOutput, StageRunner
@@ -222,7 +223,7 @@ class ArRunner(StageRunner):
             lora = await self._adapters.request(request.lora) if request.lora and self._adapters else None
             trace = {"traceparent": request.trace} if request.trace else None
             live.collector = await llm.add_request(
-                request.request_id, tokens_input(ids), params, lora_request=lora, trace_headers=trace
+                request.request_id, tokens_input(ids, cache_salt=self._salt(live, made)), params, lora_request=lora, trace_headers=trace
             )
         except VLLMClientError as error:
             raise RequestError(str(error), where=self._where, hint="correct the request") from error
@@ -235,6 +236,12 @@ class ArRunner(StageRunner):
                 del live.backlog[0]
         if live.error is not None:
             raise live.error
+
+    def _salt(self, live: _Live, made: EngineInput) -> str | None:
+        """Return what keeps a prompt apart from others with the same ids in the prefix cache."""
+        if not self._capabilities.cacheable_prompts:
+            return None
+        return live.request.request_id if made.cache_key is None else f"key:{made.cache_key}"
 
     async def _outputs(self, live: _Live, made: EngineInput) -> AsyncIterator[StageOutput]:
         mtp = self._capabilities.mtp
@@ -259,6 +266,7 @@ class ArRunner(StageRunner):
             codes = client.take_rows(live.rows)
             if mtp is not None and codes is not None:
                 output.tensors[mtp.payload_key] = codes
+                self.metrics.inc(FRAMES, len(codes))
             if finished:
                 output.finish_reason = answer.finish_reason
                 output.metrics = {"prompt_tokens": len(made.prompt_token_ids), "generated_tokens": generated}

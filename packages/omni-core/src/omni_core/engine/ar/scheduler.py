@@ -116,6 +116,11 @@ class GatedScheduling:
                 pack(batch.outputs, codes.numpy(), self._slice_size)
         return outputs
 
+    def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        # Prompts may share what is computed of them; generated ids do not tell which frames stood beside them.
+        request.skip_reading_prefix_cache = True
+        return super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]
+
     def has_requests(self) -> bool:
         """Tell whether there is work. Requests that wait for rows or for their reader are none; the core sleeps then."""
         if not super().has_requests():  # type: ignore[misc]

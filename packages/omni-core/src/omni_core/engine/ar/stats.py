@@ -40,22 +40,22 @@ class _Metric:
         self._names = [_RENAMED.get(label, label) for label in labelnames]
         bounds = tuple(sorted(float(bound) for bound in buckets if bound != float("inf")))
         self._series = Series(name, self.kind, documentation, (*series.STAGE, *self._names), bounds)
-        self._labels: dict[str, str] = {}
         if not self._names:
-            self._begin()
+            self._bind({})
 
     def labels(self, *values: Any, **named: Any) -> Any:
         """Return the metric with these labels."""
         child = object.__new__(type(self))
         child._registry, child._names, child._series = self._registry, self._names, self._series
         given = dict(zip(self._names, values, strict=True)) if values else {_RENAMED.get(k, k): v for k, v in named.items()}
-        child._labels = {name: str(value) for name, value in given.items()}
-        child._begin()
+        child._bind({name: str(value) for name, value in given.items()})
         return child
 
-    def _begin(self) -> None:
-        """Let the value exist before anything happens."""
-        self._registry.touch(self._series, **self._labels)
+    def _bind(self, labels: dict[str, str]) -> None:
+        self._cell = self._registry.cell(self._series, **labels)
+        if self.kind is not Kind.HISTOGRAM:
+            # It exists before anything happens. An empty histogram says nothing, and there are many.
+            self._cell.inc(0.0)
 
 
 class _Counter(_Metric):
@@ -64,7 +64,7 @@ class _Counter(_Metric):
     def inc(self, amount: float = 1.0) -> None:
         """Count."""
         if amount:
-            self._registry.inc(self._series, amount, **self._labels)
+            self._cell.inc(amount)
 
 
 class _Gauge(_Metric):
@@ -72,7 +72,7 @@ class _Gauge(_Metric):
 
     def set(self, value: float) -> None:
         """Set the value."""
-        self._registry.set(self._series, float(value), **self._labels)
+        self._cell.set(float(value))
 
     def set_to_current_time(self) -> None:
         """Set the value to the seconds since 1970."""
@@ -84,10 +84,7 @@ class _Histogram(_Metric):
 
     def observe(self, value: float) -> None:
         """Count a value."""
-        self._registry.observe(self._series, float(value), **self._labels)
-
-    def _begin(self) -> None:
-        """Leave it to the first value: an empty histogram says nothing, and there are many."""
+        self._cell.observe(float(value))
 
 
 def stat_logger(registry: Registry) -> type:

@@ -41,7 +41,9 @@ class ArRunnerMixin:
         """Sample as vLLM does, then predict the frames of the rows that sampled."""
         runner: Any = self
         state = runner.execute_model_state
+        held = {} if state is None else self._hold_generators()
         output = super().sample_tokens(grammar_output)  # type: ignore[misc]
+        runner.input_batch.generators.update(held)
         if state is None:
             return output
         hidden = state.sample_hidden_states
@@ -58,3 +60,16 @@ class ArRunnerMixin:
             sampled, hidden = sampled[index], hidden[index]
         self.omni.after_sampling(rows, sampled, hidden, has_ends=has_ends)
         return output
+
+    def _hold_generators(self) -> dict[int, Any]:
+        """Take the generators of rows whose prompt is not complete out of the batch, and return them.
+
+        vLLM samples such rows too, drops the token and sets their generators back, which those of a CPU cannot do: the step
+        would end the engine.
+        """
+        runner: Any = self
+        generators = runner.input_batch.generators
+        if not generators or runner.device.type != "cpu":
+            return {}
+        incomplete = np.flatnonzero(runner.discard_request_mask.np[: runner.input_batch.num_reqs]).tolist()
+        return {row: generators.pop(row) for row in incomplete if row in generators}

@@ -1,0 +1,161 @@
+"""The talker's weights read again, and LoRA adapters on its backbone: a real engine."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import multiprocessing.util
+import os
+import shutil
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from omni_core.model_info import ModelInfo
+from omni_core.request import LoraAdapter
+from omni_core.runner import StageInput
+from omni_core.stage import ResolvedStage
+from omni_models_qwen.qwen3_tts.handoff import CODES
+from omni_models_qwen.qwen3_tts.speech import Qwen3TTSSpeech
+
+# vLLM leaves its zmq contexts to the garbage collector, which warns.
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+ENGINE = {
+    "dtype": "float32",
+    "enforce_eager": True,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 128,
+    "max_model_len": 256,
+    "kv_cache_memory_bytes": 16 << 20,
+}
+CHANGED = (
+    "talker.model.layers.0.self_attn.q_proj.weight",
+    "talker.model.norm.weight",
+    "talker.codec_head.weight",
+    "talker.text_projection.linear_fc2.weight",
+    "talker.code_predictor.lm_head.3.weight",
+    "talker.code_predictor.model.layers.0.self_attn.q_proj.weight",
+    "talker.code_predictor.model.codec_embedding.2.weight",
+)
+SAMPLING = {"temperature": 0.0, "min_tokens": 12, "max_tokens": 12, "stop_token_ids": [2150], "detokenize": False}
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    # An engine's start sets these in this process; they must not reach the next test.
+    for name in ("VLLM_USE_V2_MODEL_RUNNER", "VLLM_ALLOW_LONG_MAX_MODEL_LEN", "VLLM_NO_USAGE_STATS"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _fork_server() -> None:
+    # The first engine core pays for the imports, the others are forked from there.
+    multiprocessing.util.get_temp_dir()  # the server's socket is in it, so it must outlive a test's own folder
+    multiprocessing.set_forkserver_preload(["omni_core.engine.ar.preload"])
+
+
+@pytest.fixture
+def inputs(data_folder: Path, cases_of: Callable[[Path], list[Any]], model_info: Callable[[Path], ModelInfo]) -> Any:
+    """A request's inputs."""
+    return Qwen3TTSSpeech(model_info(data_folder)).prepare(cases_of(data_folder)[0].prompt).inputs
+
+
+@asynccontextmanager
+async def _running(stage: ResolvedStage) -> AsyncIterator[Any]:
+    from omni_core.engine.ar.runner import ArRunner
+
+    runner = ArRunner(stage)
+    try:
+        await runner.start()
+        async with asyncio.timeout(120):
+            yield runner
+    finally:
+        await runner.stop()
+
+
+async def _codes(runner: Any, name: str, inputs: Any, lora: LoraAdapter | None = None) -> list[list[int]]:
+    request = StageInput(name, inputs, SAMPLING, lora=lora)
+    outputs = [output async for output in runner.run(request)]
+    return [row for output in outputs if CODES in output.tensors for row in np.asarray(output.tensors[CODES]).tolist()]
+
+
+def _attention(folder: Path) -> dict[str, tuple[int, int]]:
+    """Return the shapes of the attention's projections, by the layers' names in the talker."""
+    from safetensors import safe_open
+
+    with safe_open(str(folder / "model.safetensors"), "np") as file:
+        names = [name for name in file.keys() if name.startswith("talker.model.layers.") and "_proj" in name]  # noqa: SIM118
+        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in names if ".self_attn." in name}
+    return {name.removeprefix("talker.").removesuffix(".weight"): shape for name, shape in shapes.items()}
+
+
+def _change(folder: Path) -> None:
+    """Change a weight of the backbone, of its head, of the text's projection and of the code predictor."""
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(folder / "model.safetensors")
+    for name in CHANGED:
+        weights[name] = weights[name].flip(0).contiguous()
+    (folder / "model.safetensors").unlink()  # what is mapped into the engine's memory stays as it is
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_weights_are_read_again_from_what_the_checkpoint_holds_then(
+    data_folder: Path, inputs: Any, stage_of: Callable[..., ResolvedStage], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(data_folder, tmp_path / "model")
+    stage = stage_of(folder, engine_args=ENGINE)
+
+    async def run() -> list[Any]:
+        async with _running(stage) as runner:
+            codes = [await _codes(runner, "before", inputs)]
+            await runner.call("reload_weights", {})
+            codes.append(await _codes(runner, "same", inputs))
+            _change(folder)
+            await runner.call("reload_weights", {})
+            codes.append(await _codes(runner, "changed", inputs))
+        async with _running(stage) as fresh:
+            codes.append(await _codes(fresh, "fresh", inputs))
+        return codes
+
+    before, same, changed, fresh = asyncio.run(run())
+
+    assert np.shape(before) == (12, 16)
+    assert same == before
+    assert changed == fresh != before
+
+
+@pytest.mark.parametrize("prefix", ["", "talker."], ids=["talker's names", "checkpoint's names"])
+def test_an_adapter_changes_the_codes_of_the_requests_that_ask_for_it(
+    data_folder: Path, inputs: Any, stage_of: Callable[..., ResolvedStage], tmp_path: Path, prefix: str
+) -> None:
+    from omni_core.testing.tiny_lora import build_adapter
+
+    layers = {prefix + name: shape for name, shape in _attention(data_folder).items()}
+    zero = LoraAdapter("zero", str(build_adapter(tmp_path / "zero", layers, size=0.0)))
+    other = LoraAdapter("other", str(build_adapter(tmp_path / "other", layers, size=0.3)))
+
+    async def run() -> tuple[Any, Any]:
+        async with _running(stage_of(data_folder, engine_args=ENGINE)) as plain:
+            alone = await _codes(plain, "plain", inputs)
+        lora = {"enable_lora": True, "max_lora_rank": 8, "max_loras": 2}
+        async with _running(stage_of(data_folder, engine_args={**ENGINE, **lora})) as runner:
+            wanted = {"none": None, "zero": zero, "other": other, "none again": None}
+            found = await asyncio.gather(*(_codes(runner, name, inputs, adapter) for name, adapter in wanted.items()))
+            return alone, dict(zip(wanted, found, strict=True))
+
+    alone, found = asyncio.run(run())
+
+    assert found["none"] == found["zero"] == found["none again"] == alone
+    assert len(found["other"]) == 12
+    assert found["other"] != alone

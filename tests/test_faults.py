@@ -1,0 +1,430 @@
+"""The fault matrix on real servers of two stages: what each fault costs the clients, what health says, and what is left.
+
+Each row prints one line of the table. Faults that a server survives share one, whose stages are restarted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from omni_core.testing.waiting import all_gone, wait_until
+from omni_server.testing import RunningServer, serve
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(600)]
+
+SOON_S = 20.0
+"""Within this time a client hears of a fault that is noticed at once."""
+SILENCE_S = 60.0
+"""Within this time of one that is noticed by silence: 30 s of missing heartbeats, or the stall timeout."""
+STALL_TIMEOUT_S = 8
+BACK_S = 180.0
+"""Within this time a stage is back on a busy machine."""
+GREEDY = {"sampling_params_list": [{"temperature": 0.0}, {}]}
+SHORT = {"input": "Is anybody there?", "response_format": "pcm", "max_new_tokens": 12, **GREEDY}
+LONG = {**SHORT, "max_new_tokens": 4000}
+ARGUMENTS = ("--restart", "on-failure", "--restart-backoff-s", "0.1", "--restart-max", "100")
+ROLES = ("server", "fork server", "stage 0", "engine core", "stage 1")
+
+
+@dataclass
+class Bench:
+    """A running server, its processes by role, and clients in the middle of requests."""
+
+    server: RunningServer
+    traces: Any
+    pool: ThreadPoolExecutor
+    expected: bytes = b""
+    """The answer to SHORT."""
+    at_start: list[str] = field(default_factory=list)
+
+    def post(self, body: dict[str, Any], timeout_s: float = SOON_S) -> httpx.Response:
+        """Ask for speech."""
+        return httpx.post(f"{self.server.url}/v1/audio/speech", json=body, timeout=timeout_s)
+
+    def process(self, role: str) -> psutil.Process:
+        """Return the one process with a role."""
+        found = [process for process in self.traces.processes() if _role(process, self.server.process.pid) == role]
+        assert len(found) == 1, (role, found)
+        return found[0]
+
+    def roles(self) -> list[str]:
+        """Return the roles of all processes."""
+        return sorted(_role(process, self.server.process.pid) for process in self.traces.processes())
+
+    def metric(self, name: str) -> float:
+        """Return the sum of a series over its labels."""
+        text = httpx.get(f"{self.server.url}/metrics", timeout=SOON_S).text
+        return sum(float(line.split()[-1]) for line in text.splitlines() if re.match(rf"{name}(?:{{| )", line))
+
+    def _is_zero(self, name: str) -> bool:
+        return self.metric(name) == 0
+
+    def health(self) -> httpx.Response:
+        """Ask for health."""
+        return httpx.get(f"{self.server.url}/health", timeout=SOON_S)
+
+    def begin(self, delivery: str, timeout_s: float) -> Future[str]:
+        """Begin a request that would take minutes, and return how it ends for the client, once its audio has begun."""
+        begun: Future[None] = Future()
+        ending = self.pool.submit(self._ending, delivery, timeout_s, begun)
+        if delivery == "whole":
+            return ending
+        begun.result(SOON_S)
+        return ending
+
+    def _ending(self, delivery: str, timeout_s: float, begun: Future[None]) -> str:
+        if delivery == "whole":
+            return _told(self.post(LONG, timeout_s))
+        body = {**LONG, "stream_format": {"stream": "audio", "events": "sse"}[delivery]}
+        url = f"{self.server.url}/v1/audio/speech"
+        try:
+            with httpx.stream("POST", url, json=body, timeout=timeout_s) as answer:
+                data = b""
+                for piece in answer.iter_bytes():
+                    data += piece
+                    if not begun.done():
+                        begun.set_result(None)
+        except httpx.RemoteProtocolError:
+            return "cut off"
+        if delivery == "stream":
+            return f"a clean end behind {len(data)} bytes"
+        last = json.loads(data.decode().strip().rsplit("data: ", 1)[1])
+        return f"{last['type'].removeprefix('speech.audio.')} {last.get('error', {}).get('message', '')}"
+
+    def begin_all(self, timeout_s: float = SOON_S) -> dict[str, Future[str]]:
+        """Begin one request of each delivery, and return when all are in the stages."""
+        endings = {delivery: self.begin(delivery, timeout_s) for delivery in ("stream", "events", "whole")}
+        wait_until(lambda: self.metric("omni_requests_running") == len(endings), "the requests to run")
+        return endings
+
+    def check_whole(self) -> str:
+        """Wait until the server is as it was, and return what there is to say of it."""
+        wait_until(lambda: self.health().status_code == 200, "the server to be healthy", BACK_S)
+        answer = self.post(SHORT, 60)
+        assert (answer.status_code, answer.content) == (200, self.expected)
+        for table in ("omni_requests_running", "omni_requests_waiting", "omni_stage_requests", "omni_transfer_in_flight"):
+            wait_until(functools.partial(self._is_zero, table), f"{table} to be 0")
+        wait_until(lambda: self.roles() == self.at_start, f"the processes {self.at_start}")
+        wait_until(lambda: len(self.traces.shared_memory()) <= 1, "shared memory to be given back")
+        return f"200, {len(self.at_start)} processes, {len(self.traces.shared_memory())} in /dev/shm"
+
+
+def _role(process: psutil.Process, server: int) -> str:
+    try:
+        name, line = process.name(), " ".join(process.cmdline())
+        if process.pid == server:
+            return "server"
+        if name.startswith("omni:"):
+            return f"stage {name.split(':')[1]}"
+        if "resource_tracker" in line:
+            return "resource tracker"
+        if "forkserver" not in line:
+            return line
+        return "fork server" if process.ppid() == server else "engine core"
+    except psutil.NoSuchProcess:
+        return "gone"
+
+
+def _told(answer: httpx.Response) -> str:
+    """Return status and message of an error answer, which must be an OpenAI error object."""
+    assert answer.status_code >= 500, answer.status_code
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return f"{answer.status_code} {error['message']}"
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
+    """Note a row: the fault, what clients got, what health said, and what there is afterwards."""
+    rows = ["| fault | client | seconds | health | afterwards |", "|---|---|---|---|---|"]
+    path = tmp_path_factory.getbasetemp() / "faults.md"
+
+    def note(fault: str, client: str, seconds: float | None, health: str, afterwards: str) -> None:
+        took = "–" if seconds is None else f"{seconds:.1f}"
+        rows.append(f"| {fault} | {client} | {took} | {health} | {afterwards} |")
+        print(f"\n{rows[-1]}")
+        path.write_text("\n".join(rows) + "\n")
+
+    return note
+
+
+@pytest.fixture(scope="module")
+def bench(tiny: Callable[[str], Path], module_traces: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    log = tmp_path_factory.mktemp("faults") / "serve.log"
+    arguments = (*ARGUMENTS, "--stall-timeout", str(STALL_TIMEOUT_S))
+    with (
+        serve(tiny("custom_voice"), *arguments, log=log, env=module_traces.env) as server,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        bench = Bench(server, module_traces, pool)
+        answer = bench.post(SHORT, 60)
+        assert answer.status_code == 200, answer.text
+        bench.expected, bench.at_start = answer.content, bench.roles()
+        assert bench.at_start == sorted([*ROLES, "resource tracker"])
+        yield bench
+
+
+def _check_endings(endings: dict[str, Future[str]], mentions: str, status: int) -> float:
+    """Check that every client was told, and return the seconds until the last one was."""
+    began = time.monotonic()
+    told = {delivery: ending.result(SILENCE_S) for delivery, ending in endings.items()}
+    seconds = time.monotonic() - began
+    assert told["stream"] == "cut off"
+    assert told["events"].startswith("error ")
+    assert told["whole"].startswith(f"{status} ")
+    assert mentions in told["events"]
+    assert mentions in told["whole"]
+    return seconds
+
+
+@pytest.mark.parametrize("phase", ["idle", "mid-stream"])
+@pytest.mark.parametrize("role", ["stage 0", "engine core", "stage 1"])
+def test_a_killed_stage_costs_the_requests_it_knew_and_is_restarted(
+    bench: Bench, report: Callable[..., None], role: str, phase: str
+) -> None:
+    stage = role if role.startswith("stage") else "stage 0"
+    endings = bench.begin_all() if phase == "mid-stream" else {}
+    victims = [bench.process(role)]
+    if stage == "stage 0":
+        victims = [bench.process("stage 0"), bench.process("engine core")]
+
+    bench.process(role).kill()
+
+    client, seconds = "–", None
+    if endings:
+        seconds = _check_endings(endings, stage, 503)
+        client = "stream cut off, events end with `error`, whole file 503"
+    wait_until(lambda: bench.health().status_code == 503, "health to tell")
+    assert f"{stage} " in bench.health().json()["reason"]
+    refused = bench.post(SHORT)
+    assert stage in _told(refused)
+    assert "restarted" in _told(refused)
+    assert int(refused.headers["retry-after"]) > 0
+    wait_until(lambda: all_gone(victims), "the stage's processes to end")
+    report(f"SIGKILL {role}, {phase}", client, seconds, "503, new requests 503, then 200", bench.check_whole())
+
+
+def test_a_killed_fork_server_costs_nothing_and_the_next_stage_gets_a_new_one(
+    bench: Bench, report: Callable[..., None]
+) -> None:
+    body = {**SHORT, "stream_format": "audio"}
+    killed = bench.process("fork server")
+    with httpx.stream("POST", f"{bench.server.url}/v1/audio/speech", json=body, timeout=60) as answer:
+        pieces = answer.iter_bytes()
+        data = next(pieces)
+
+        killed.kill()
+
+        data += b"".join(pieces)
+    assert data == bench.expected
+    assert bench.health().status_code == 200
+    bench.process("stage 1").kill()
+    wait_until(lambda: bench.health().status_code == 503, "health to tell")
+    afterwards = bench.check_whole()
+    assert bench.process("fork server").pid != killed.pid
+    report("SIGKILL fork server, mid-stream; then stage 1", "the whole stream", None, "200; 503, then 200", afterwards)
+
+
+@pytest.mark.parametrize("role", ["stage 0", "stage 1"])
+def test_a_stopped_stage_is_noticed_by_its_silence_and_restarted(bench: Bench, report: Callable[..., None], role: str) -> None:
+    endings = bench.begin_all(SILENCE_S)
+    stopped = bench.process(role)
+
+    stopped.send_signal(signal.SIGSTOP)
+
+    # The stall timeout is shorter here than the silence that ends a stage, so the clients hear of it first.
+    seconds = _check_endings(endings, f"{role} ", 504)
+    wait_until(lambda: bench.health().status_code == 503, "health to tell", SILENCE_S)
+    assert "silent" in bench.health().json()["reason"]
+    wait_until(lambda: all_gone([stopped]), "the stopped process to be killed")
+    client = "stream cut off, events end with `error`, whole file 504"
+    report(f"SIGSTOP {role}, mid-stream", client, seconds, "503 after 30 s of silence, then 200", bench.check_whole())
+
+
+def test_a_stopped_engine_core_fails_what_waits_for_it(bench: Bench, report: Callable[..., None]) -> None:
+    endings = bench.begin_all(SILENCE_S)
+    core = bench.process("engine core")
+
+    core.send_signal(signal.SIGSTOP)
+    try:
+        seconds = _check_endings(endings, "stage 0 ", 504)
+    finally:
+        core.send_signal(signal.SIGCONT)
+    client = "stream cut off, events end with `error`, whole file 504"
+    report("SIGSTOP engine core, then SIGCONT", client, seconds, "200", bench.check_whole())
+
+
+class Leaver:
+    """Clients that go away."""
+
+    def __init__(self, url: str) -> None:
+        self.address = (httpx.URL(url).host, httpx.URL(url).port)
+
+    def leave(self, moment: str, delivery: str) -> None:
+        """Send a request and go away at a moment, without a word (RST) where anything is unread."""
+        body = json.dumps({**LONG, **({} if delivery == "whole" else {"stream_format": delivery})}).encode()
+        head = f"POST /v1/audio/speech HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        with socket.create_connection(self.address, SOON_S) as client:
+            client.settimeout(SOON_S)
+            if moment == "in its head":
+                client.sendall(head[:40].encode())
+                return
+            client.sendall(f"{head}\r\n\r\n".encode() + (body[:20] if moment == "in its body" else body))
+            if moment == "half closed":
+                client.shutdown(socket.SHUT_WR)
+            for _ in range({"after the first piece": 1, "later": 12}.get(moment, 0)):
+                assert client.recv(2000)
+
+
+@pytest.mark.parametrize("delivery", ["whole", "audio", "sse"])
+def test_a_client_that_leaves_at_any_moment_leaves_nothing(bench: Bench, report: Callable[..., None], delivery: str) -> None:
+    moments = ["in its head", "in its body", "behind its body", "half closed"]
+    moments += [] if delivery == "whole" else ["after the first piece", "later"]
+    leaver = Leaver(bench.server.url)
+    for moment in moments:
+        list(bench.pool.map(lambda _, moment=moment: leaver.leave(moment, delivery), range(8)))
+
+        wait_until(lambda: bench.metric("omni_requests_running") == 0, f"requests whose client left {moment} to end")
+    report(f"clients leave, {delivery}, 8 at each of {len(moments)} moments", "–", None, "200", bench.check_whole())
+
+
+def test_a_thousand_aborts_leave_every_table_and_the_memory_as_they_were(bench: Bench, report: Callable[..., None]) -> None:
+    def memory() -> dict[str, int]:
+        return {role: bench.process(role).memory_info().rss for role in ROLES}
+
+    def descriptors() -> dict[str, int]:
+        return {role: bench.process(role).num_fds() for role in ROLES}
+
+    asyncio.run(_abort_many(bench.server.url, 400))
+    bench.check_whole()
+    wait_until(lambda: bench.metric("omni_http_requests_total") > 0, "a scrape")
+    before, files = memory(), descriptors()
+    asyncio.run(_abort_many(bench.server.url, 600))
+    afterwards = bench.check_whole()
+    grown = {role: (rss - before[role]) / before[role] for role, rss in memory().items()}
+
+    assert {role: share for role, share in grown.items() if share > 0.05} == {}
+    # Connections that the client has closed may take the server a moment.
+    wait_until(lambda: all(count <= files[role] + 2 for role, count in descriptors().items()), f"descriptors {files}")
+    worst = max(grown, key=lambda role: grown[role])
+    report("1,000 aborts", "–", None, "200", f"{afterwards}; RSS {grown[worst]:+.1%} at most ({worst}) over the last 600")
+
+
+async def _abort_many(url: str, count: int) -> None:
+    """Send requests, 16 at a time, and leave: after up to 50 ms, or after the first piece for every fourth."""
+    room = asyncio.Semaphore(16)
+
+    async def one(client: httpx.AsyncClient, number: int) -> None:
+        limit_s = None if number % 4 == 0 else 0.05 * (number % 7) / 7
+        body = {**LONG, "stream_format": "audio", "seed": number, "sampling_params_list": None}
+        with contextlib.suppress(TimeoutError):
+            async with (
+                room,
+                asyncio.timeout(limit_s),
+                client.stream("POST", "/v1/audio/speech", json=body) as answer,
+            ):
+                await anext(answer.aiter_bytes())
+
+    limits = httpx.Limits(max_connections=16)
+    async with httpx.AsyncClient(base_url=url, timeout=60, limits=limits) as client:
+        await asyncio.gather(*(one(client, number) for number in range(count)))
+
+
+def test_the_server_killed_mid_stream_leaves_nothing(bench: Bench, report: Callable[..., None]) -> None:
+    """The last of those that share a server."""
+    endings = {"stream": bench.begin("stream", SOON_S), "events": bench.begin("events", SOON_S)}
+
+    bench.server.process.kill()
+
+    began = time.monotonic()
+    assert {ending.result(SOON_S) for ending in endings.values()} == {"cut off"}
+    seconds = time.monotonic() - began
+    bench.server.process.wait(10)
+    bench.traces.wait_until_gone()
+    report("SIGKILL server, mid-stream", "stream and events cut off", seconds, "–", "no process, no shm, no file")
+
+
+def test_a_stage_killed_without_restarts_stays_dead_and_the_server_killed_idle_leaves_nothing(
+    tiny: Callable[[str], Path], traces: Any, tmp_path: Path, report: Callable[..., None]
+) -> None:
+    with (
+        serve(tiny("custom_voice"), log=tmp_path / "serve.log", env=traces.env) as server,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        bench = Bench(server, traces, pool)
+        endings = bench.begin_all()
+
+        bench.process("stage 1").kill()
+
+        seconds = _check_endings(endings, "stage 1", 503)
+        assert bench.health().status_code == 503
+        assert "stage 1 (code2wav) is dead" in bench.health().json()["reason"]
+        assert "restart the server" in _told(bench.post(SHORT))
+        client = "stream cut off, events end with `error`, whole file 503"
+        report("SIGKILL stage 1, mid-stream, `restart: never`", client, seconds, "503, new requests 503", "dead for good")
+
+        server.process.kill()
+
+        server.process.wait(10)
+        traces.wait_until_gone()
+        report("SIGKILL server, idle", "–", None, "–", "no process, no shm, no file")
+
+
+@contextlib.contextmanager
+def _starting(model: Path, traces: Any) -> Iterator[subprocess.Popen[str]]:
+    """Start a server and give it once both stages load."""
+    command = [sys.executable, "-m", "omni_core", "serve", str(model), "--port", "0"]
+    environment = {**os.environ, **traces.env}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as server:
+        try:
+            wanted = {"stage 0", "stage 1"}
+            wait_until(
+                lambda: wanted <= {_role(process, server.pid) for process in traces.processes()}, "both stages to load", 120
+            )
+            yield server
+        finally:
+            server.kill()
+
+
+@pytest.mark.parametrize("role", ["stage 0", "stage 1", "server"])
+def test_a_process_killed_while_it_loads_ends_the_start(
+    tiny: Callable[[str], Path], traces: Any, report: Callable[..., None], role: str
+) -> None:
+    with _starting(tiny("custom_voice"), traces) as server:
+        victim = next(process for process in traces.processes() if _role(process, server.pid) == role)
+
+        victim.kill()
+
+        began = time.monotonic()
+        output, errors = server.communicate(timeout=SOON_S)
+        seconds = time.monotonic() - began
+    assert "Listening" not in output
+    if role == "server":
+        assert server.returncode == -signal.SIGKILL
+        said = "killed"
+    else:
+        assert server.returncode == 1
+        said = errors[errors.index("error: ") :].splitlines()[0]
+        assert f"{role} " in said
+        assert "SIGKILL while it started" in said
+    traces.wait_until_gone()
+    report(f"SIGKILL {role}, loading", f"exit {server.returncode}: {said}", seconds, "–", "no process, no shm, no file")
