@@ -146,6 +146,9 @@ def test_two_scrapes_differ_by_what_was_done(observed: Observed) -> None:
     assert total(good, "vllm:generation_tokens_total", stage="0", replica="0") == tokens
     assert not total(good, "vllm:generation_tokens_total", stage="1")
 
+    sent = grown("omni_transfer_bytes_total", stage="0", operation="put")
+    assert sent == grown("omni_transfer_bytes_total", stage="1", operation="get") > 0
+
     for _ in range(3):
         abandon(server)
     invalid = httpx.post(f"{server.url}/v1/audio/speech", json={"input": "x", "voice": "nobody"}, timeout=30)
@@ -174,8 +177,6 @@ def test_two_scrapes_differ_by_what_was_done(observed: Observed) -> None:
         assert total(after, "omni_step_seconds_count", stage=stage) > 0
         assert total(after, "omni_process_resident_bytes", stage=stage, process="host") > 1 << 20
     assert total(after, "omni_process_resident_bytes", stage="0", process="engine") > 1 << 20
-    puts = total(after, "omni_transfer_bytes_total", stage="0", operation="put")
-    assert puts == total(after, "omni_transfer_bytes_total", stage="1", operation="get") > 0
 
 
 def test_a_request_is_one_trace_from_the_client_to_the_engine(observed: Observed) -> None:

@@ -229,3 +229,13 @@ def test_a_misspelt_chunk_option_stops_the_start(resolve: Resolve, tmp_path: Pat
 
     with pytest.raises(ConfigError, match="did you mean codec_chunk_frames"):
         resolve(overlay)
+
+
+def test_an_option_without_effect_is_said_once(resolve: Resolve, caplog: pytest.LogCaptureFixture) -> None:
+    """MO-02: the talker of this version makes no audio."""
+    with caplog.at_level(logging.INFO, logger="omni_models_moss.stream"):
+        resolve("moss_tts_local")
+        resolve("moss_tts_local", platform="cpu")
+
+    (record,) = [record for record in caplog.records if record.name == "omni_models_moss.stream"]
+    assert "stage 0 (moss_tts_local): talker_first_audio has no effect" in record.getMessage()

@@ -38,6 +38,28 @@ def test_first_frame_goes_at_once_and_later_ones_in_chunks(handoff: Handoff) -> 
     assert payloads[3]["codes"].dtype == np.int32
 
 
+def test_a_request_chooses_the_size_of_its_first_payload() -> None:
+    handoff = Handoff("r", {"initial_codec_chunk_frames": 2}, {"codec_chunk_frames": 3})
+
+    payloads = [talker2codec_async_chunk(handoff, output(number)) for number in range(5)]
+
+    assert [None if payload is None else len(payload["codes"]) for payload in payloads] == [None, 2, None, None, 3]
+
+
+def test_what_is_continued_goes_once_before_the_first_frame() -> None:
+    recording = np.arange(24).reshape(2, 12)
+    handoff = Handoff("r", {"ref_codes": recording}, {"codec_chunk_frames": 1})
+
+    first, second = (talker2codec_async_chunk(handoff, output(number)) for number in range(2))
+    whole = talker2codec(handoff, output(0, finished=True))
+
+    assert first is not None
+    assert second is not None
+    assert np.array_equal(first["ref_codes"], recording)
+    assert "ref_codes" not in second
+    assert np.array_equal(whole["ref_codes"], recording)
+
+
 def test_what_is_left_goes_with_the_end(handoff: Handoff) -> None:
     talker2codec_async_chunk(handoff, output(0))
     assert talker2codec_async_chunk(handoff, output(1)) is None

@@ -73,7 +73,6 @@ def test_checkpoint_chooses_its_pipeline(config: dict[str, Any], key: str, resol
 @pytest.mark.parametrize(
     ("key", "architecture"),
     [
-        ("moss_tts_local", "MossTTSLocalModel"),
         ("moss_tts_delay", "MossTTSDelayModel"),
         ("moss_tts_realtime", "MossTTSRealtime"),
     ],
@@ -85,3 +84,13 @@ def test_start_of_a_stage_that_nobody_implements_ends_before_any_process(key: st
         AsyncOmni.from_resolved(resolved)
 
     assert f"{architecture} of stage 0" in caught.value.message
+
+
+@pytest.mark.engine
+def test_local_can_be_started(resolve: Resolve) -> None:
+    talker, codec = resolve(platform="cpu").stages
+
+    assert (talker.runner, codec.runner) != ("", "")
+    assert talker.architecture_target == "omni_models_moss.local.talker:MossTTSLocalTalker"
+    assert codec.architecture_target == "omni_models_moss.code2wav:MossTTSCodecDecoder"
+    assert all(callable(load_target(stage.architecture_target or "")) for stage in (talker, codec))

@@ -16,7 +16,15 @@ def test_the_plugin_loads_and_offers_pipelines_and_deploy_files() -> None:
 
     (report,) = manager.reports
     assert report.status == "ok", report.reason
-    assert set(report.hooks) == {"omni_pipelines", "omni_deploy_dirs", "omni_stage_runner", "omni_config_resolved"}
+    assert set(report.hooks) == {
+        "omni_pipelines",
+        "omni_architectures",
+        "omni_hf_configs",
+        "omni_deploy_dirs",
+        "omni_stage_runner",
+        "omni_config_resolved",
+        "omni_tiny_models",
+    }
 
 
 def test_the_plugin_imports_nothing_heavy() -> None:

@@ -56,3 +56,10 @@ def test_wrong_option_names_key_and_value(options: dict[str, Any], message: str)
 
     assert message in caught.value.message
     assert caught.value.where == "here"
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"), [(None, 1), (4, 4), (0, 15), (99, 15)], ids=["the edge's", "its own", "off", "cut to steady"]
+)
+def test_a_request_may_choose_the_size_of_the_first_payload(asked: int | None, expected: int) -> None:
+    assert ChunkPolicy.read({}, asked).size(0) == expected

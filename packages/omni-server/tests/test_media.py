@@ -363,3 +363,23 @@ def _count_decodings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(media, "decode_reference", counting)
     return decoded
+
+
+@pytest.mark.parametrize(
+    ("usable", "shape"), [(1, (48000,)), (2, (48000, 2)), (6, (48000, 2))], ids=["a mono model", "a stereo model", "more"]
+)
+async def test_channels_are_kept_as_far_as_the_model_can_use_them(usable: int, shape: tuple[int, ...]) -> None:
+    traits = SpeechTraits(sample_rate=48000, channels=2, clones=True, reference_channels=usable)
+    file = io.BytesIO()
+    soundfile.write(file, np.tile(np.float32([0.5, -0.25]), (48000, 1)), 48000, "FLOAT", format="wav")
+
+    reference = media.decode_reference(file.getvalue(), traits, "ref_audio")
+
+    assert reference.samples.shape == shape
+    assert reference.samples[0].tolist() == (0.125 if usable == 1 else [0.5, -0.25])
+
+
+async def test_one_channel_is_mono_for_a_stereo_model_too(wav_maker: WavMaker) -> None:
+    traits = SpeechTraits(sample_rate=48000, channels=2, clones=True, reference_channels=2)
+
+    assert media.decode_reference(wav_maker(), traits, "ref_audio").samples.ndim == 1

@@ -29,7 +29,7 @@ VARIABLES: dict[str, Variable] = {
         Variable("OMNI_TRACE_HOOKS", "1 logs each hook call with its plugin and milliseconds.", "0"),
         Variable("OMNI_LOG_LEVEL", "Level of Omni's log: DEBUG, INFO, WARNING or ERROR.", "INFO"),
         Variable("OMNI_LOG_FORMAT", "Form of Omni's log: text or json.", "text"),
-        Variable("OMNI_TEST_CUDA_PATHS", "1 lets delivery paths that are for CUDA run anywhere; for tests.", "0", internal=True),
+        Variable("OMNI_TEST_CUDA_PATHS", "1 lets what is for CUDA alone run anywhere; for tests.", "0", internal=True),
         Variable("OMNI_PROFILE_DIR", "Folder for the traces of the profiler; empty means that nothing can be profiled."),
         Variable("OMNI_PRELOAD", "Modules that the fork server imports.", internal=True),
         Variable("OMNI_PRELOAD_SERVER", "Process that the fork server watches.", internal=True),

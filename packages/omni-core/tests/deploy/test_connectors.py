@@ -76,8 +76,16 @@ def test_connector_without_an_options_model_leaves_all_to_the_stream(resolve: Re
 FAULTS: list[tuple[str, str, str]] = [
     ("connectors: {shm: {extra: {}}}", "connector 'shm' has no `name`", "SharedMemoryConnector"),
     ("connectors: {shm: {name: SharedMemoryConector}}", "no connector class", "did you mean 'SharedMemoryConnector'?"),
-    (SHM + stages("output_connectors: {to_stage_1: shn}"), "names 'shn', and there is no connector of that name", "did you mean 'shm'?"),
-    (SHM + stages("output_connectors: {to_stage_1: 5}"), "names 5, and there is no connector of that name", "entries of `connectors:`"),
+    (
+        SHM + stages("output_connectors: {to_stage_1: shn}"),
+        "names 'shn', and there is no connector of that name",
+        "did you mean 'shm'?",
+    ),
+    (
+        SHM + stages("output_connectors: {to_stage_1: 5}"),
+        "names 5, and there is no connector of that name",
+        "entries of `connectors:`",
+    ),
     (SHM + stages("output_connectors: {to_stage_7: shm}"), "no edge from stage 0 to stage 7", "0 to 1"),
     (SHM + stages("", "output_connectors: {to_stage_0: shm}"), "no edge from stage 1 to stage 0", "0 to 1"),
     (SHM + stages("output_connectors: {stage_1: shm}"), "'stage_1' is no key of output_connectors", "to_stage_1"),

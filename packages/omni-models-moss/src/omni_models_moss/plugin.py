@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from omni_core.hookspecs import hookimpl
 from omni_core.tiny import TinyModelEntry
 from omni_models_moss.pipeline import MOSS_TTS_DELAY, MOSS_TTS_LOCAL, MOSS_TTS_REALTIME
-from omni_models_moss.stream import check_edges
+from omni_models_moss.stream import check_edges, report_first_audio
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
@@ -59,9 +59,10 @@ def omni_stage_runner(stage: ResolvedStage, platform: Platform) -> RunnerEntry |
 
 @hookimpl
 def omni_config_resolved(stages: tuple[ResolvedStage, ...]) -> None:
-    """Check the chunk policy of this package's edges before anything starts."""
+    """Check the chunk policy of this package's edges before anything starts, and log what has no effect."""
     if stages and stages[0].pipeline in _PIPELINES:
         check_edges(stages)
+        report_first_audio(stages)
 
 
 @hookimpl

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from typing import Any
 
 from omni_core.errors import ConfigError
 from omni_core.stage import ResolvedStage
+
+logger = logging.getLogger(__name__)
 
 _NUMBERS = {
     "codec_chunk_frames": 1,
@@ -59,6 +62,16 @@ def check_edges(stages: Sequence[ResolvedStage]) -> None:
     for stage in stages:
         for edge in stage.outputs:
             check_options(edge.stream, f"connectors.{edge.connector}.extra")
+
+
+def report_first_audio(stages: Sequence[ResolvedStage]) -> None:
+    """Say once for each edge that `talker_first_audio` does nothing here (MO-02: a fallback, not an error)."""
+    for stage in stages:
+        if any(edge.stream.get("talker_first_audio") for edge in stage.outputs):
+            logger.info(
+                "stage %s: talker_first_audio has no effect here: this talker holds no decoder",
+                stage.name,
+            )
 
 
 def check_options(options: Mapping[str, Any], where: str) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import multiprocessing
 import multiprocessing.util
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -42,12 +43,14 @@ ENGINE = {
 
 
 @pytest.fixture(autouse=True)
-def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def _environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     # An engine's start sets these in this process; they must not reach the next test.
     for name in ("VLLM_USE_V2_MODEL_RUNNER", "VLLM_ALLOW_LONG_MAX_MODEL_LEN", "VLLM_NO_USAGE_STATS"):
         monkeypatch.setenv(name, os.environ.get(name, ""))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
+    yield
+    gc.collect()  # what a stopped engine leaves is collected under this module's filters, not in some later test
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -223,6 +223,19 @@ def test_weights_that_do_not_fit_are_an_error_that_names_them(
         make_talker(data_folder).load_weights(weights.items())
 
 
+def test_a_talker_that_was_loaded_takes_new_weights_in_parts(data_folder: Path, make_talker: Callable[[Path], Any]) -> None:
+    """WT-01: trainers send one tensor after the other."""
+    name, weights = "talker.code_predictor.lm_head.3.weight", _weights(data_folder)
+    talker = make_talker(data_folder)
+    talker.load_weights(weights.items())
+
+    talker.load_weights([(name, weights[name] * 2)])
+
+    assert torch.equal(talker.code_predictor.lm_head[3], (weights[name] * 2).to(talker.code_predictor.lm_head.dtype))
+    with pytest.raises(ConfigError, match=r"unknown tensors talker\.x"):
+        talker.load_weights([("talker.x", torch.zeros(1))])
+
+
 def test_a_checkpoint_with_other_frames_is_refused(
     data_folder: Path, tmp_path: Path, make_talker: Callable[[Path], Any]
 ) -> None:

@@ -110,11 +110,12 @@ def _change(folder: Path) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
+@pytest.mark.parametrize("lora", [{}, {"enable_lora": True, "max_lora_rank": 8}], ids=["plain", "with LoRA"])
 def test_weights_are_read_again_from_what_the_checkpoint_holds_then(
-    data_folder: Path, inputs: Any, stage_of: Callable[..., ResolvedStage], tmp_path: Path
+    data_folder: Path, inputs: Any, stage_of: Callable[..., ResolvedStage], tmp_path: Path, lora: dict[str, Any]
 ) -> None:
     folder = shutil.copytree(data_folder, tmp_path / "model")
-    stage = stage_of(folder, engine_args=ENGINE)
+    stage = stage_of(folder, engine_args={**ENGINE, **lora})
 
     async def run() -> list[Any]:
         async with _running(stage) as runner:

@@ -19,6 +19,9 @@ from omni_core.engine.preload import MODULES_ENV, SERVER_ENV
 from omni_core.engine.run_dir import make_private_dir, remove_run_dirs
 from omni_core.engine.watch import Watched
 
+QUIET = {"VLLM_LOGGING_LEVEL": "WARNING"}
+"""Variables that processes below the server get where it has none."""
+
 _starting = threading.Lock()
 _thread = threading.local()
 _begun: set[Watched] = set()
@@ -45,6 +48,8 @@ def _ensure_running() -> None:
     context.set_forkserver_preload(["omni_core.engine.preload"])
     server = Watched.of(os.getpid())
     told = {SERVER_ENV: str(server), MODULES_ENV: " ".join(_preload)}
+    # vLLM sets its log up when it is imported. Its story of a start is long; ours is one line for each stage.
+    told |= {name: value for name, value in QUIET.items() if name not in os.environ}
     # Its socket goes to a folder whose name says whose it is; multiprocessing's own would stay behind a killed server.
     config: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
     config.setdefault("tempdir", make_private_dir(server, "mp"))

@@ -38,7 +38,7 @@ from omni_core.engine.stage_log import STAGE_LOG_ENV, write_to_stage_log
 from omni_core.engine.watch import RUN_DIR_ENV, WATCH_ENV, Watched, format_watched, watch_process
 from omni_core.errors import DeadlineError, OmniError, RequestError, ServiceError, StageDeadError
 from omni_core.logs import setup_logging
-from omni_core.observe.stage import note_output
+from omni_core.observe.stage import OutputMeter
 from omni_core.payload import decode_payload, encode_payload
 from omni_core.runner import StageInput, StageOutput, StageRunner
 from omni_core.stage import ResolvedStage
@@ -179,15 +179,16 @@ class StageHost:
         self._aborts: set[asyncio.Task[None]] = set()
         self._calls = CallDesk(runner, self._where, self._send)
         self._heart = Heart(runner, self._where, self._send, self._die)
-        self._facts: Mapping[str, Any] = {}
+        self._meter = OutputMeter(runner.metrics, {})
 
     async def start(self) -> Mapping[str, Any]:
         """Load the model and build the sending connectors; return the runner's facts."""
-        self._facts = await self.runner.start()
-        self._heart.know(self._facts)
+        facts = await self.runner.start()
+        self._heart.know(facts)
+        self._meter = OutputMeter(self.runner.metrics, facts)
         for outlet in self._outlets.values():
             await outlet.connect()
-        return self._facts
+        return facts
 
     async def serve(self) -> int:
         """Serve until told to stop, until the orchestrator or the engine is gone; return the process's exit code."""
@@ -197,12 +198,13 @@ class StageHost:
         for helper in helpers:
             helper.cancel()
         self._calls.close()
-        for request_id in list(self.requests):
-            self._forget(request_id)
+        # The reason leaves first: what is forgotten below is missed by consumers, whose complaint must not be heard before it.
         if self._fatal is not None:
             logger.error("%s: the engine is gone: %s", self._where, self._fatal.message)
             with contextlib.suppress(ConnectionError, ServiceError):
                 await self._channel.send(Died(self._fatal))
+        for request_id in list(self.requests):
+            self._forget(request_id)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_TIMEOUT_S):
                 await self._close()
@@ -299,14 +301,15 @@ class StageHost:
                 # A refused request is its caller's matter; anything else is a fault to mend, and its place is known here only.
                 level = logging.DEBUG if isinstance(error, RequestError) else logging.ERROR
                 logger.log(level, "%s: request %s failed", self._where, request.request_id, exc_info=error)
-                self._forget(request.request_id)
+                # In this order: the cause is heard before a consumer misses what is forgotten.
                 await self._send(Failure(request.request_id, request_fault(error, where=self._where)))
+                self._forget(request.request_id)
 
     async def _run_request(self, request: _Request, begin: StageInput) -> None:
         async with contextlib.aclosing(cast("Any", self.runner.run(begin))) as outputs:
             async for output in outputs:
                 request.moved = True
-                note_output(self.runner.metrics, output, self._facts)
+                self._meter.note(output)
                 await self._hand_on(request, output)
                 if output.finished:
                     break

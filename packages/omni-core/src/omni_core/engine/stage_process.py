@@ -86,7 +86,8 @@ class StageProcess:
         self._stream_slots = stream_slots
         self._run_dir = run_dir
         self._context = context
-        self._environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), **environment, **stage.env}
+        defaults = {name: os.environ.get(name, value) for name, value in {"OMP_NUM_THREADS": "1", **fork_server.QUIET}.items()}
+        self._environment = {**defaults, **environment, **stage.env}
         self._on_message = on_message
         self._on_death = on_death
         self._short = f"stage{stage.stage_id}-{stage.topology.model_stage}" + (f"-{replica}" if stage.num_replicas > 1 else "")

@@ -49,7 +49,8 @@ TOUCHED: dict[str, Touched] = {
         "vllm.v1.engine.async_llm",
         why="runs one engine core and feeds it",
         why_not_elsewhere="scheduling, batching and the KV cache are what we use vLLM for",
-        scope="from_vllm_config, add_request, abort, errored, shutdown, output_processor, output_handler, engine_core, get_supported_tasks",
+        scope="from_vllm_config, add_request, abort, errored, shutdown, output_processor, output_handler, engine_core, "
+        "get_supported_tasks",
         breaks="add_request no longer returning the request's output collector",
         goes_away="never; it is public, except output_processor (see OutputProcessor)",
     ),

@@ -49,7 +49,7 @@ class BackboneWeights:
         self._present = ""
 
     def load(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        """Load all tensors and return the names of all parameters.
+        """Load all tensors, or some into a model that had all before, and return the names of all parameters.
 
         Raises:
             ConfigError: A tensor is missing, is not known or has another shape; the message names it.
@@ -58,11 +58,15 @@ class BackboneWeights:
             self._model.model.load_weights(self._backbone(weights))
         except (AssertionError, ValueError, RuntimeError, KeyError) as error:  # what vLLM's loaders raise for shapes
             raise ConfigError(f"the tensor {self._present} cannot be loaded: {error}", hint=_HINT) from error
-        for what, names in (("lacks the tensors", sorted(self._left)), ("has the unknown tensors", self._unknown)):
+        # A trainer sends a model that is there its new weights in parts.
+        missing = [] if getattr(self._model, "is_loaded", False) else sorted(self._left)
+        for what, names in (("lacks the tensors", missing), ("has the unknown tensors", self._unknown)):
             if names:
                 more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
                 raise ConfigError(f"the checkpoint {what} {', '.join(names[:_SHOWN])}{more}", hint=_HINT)
-        return set(self._parameters)
+        self._model.is_loaded = True
+        # Layers that adapters may change are wrapped; vLLM asks for the names that they had before.
+        return {name.replace(".base_layer.", ".") for name in self._parameters}
 
     def _backbone(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Load what is not the backbone's and yield the rest under the backbone's names."""

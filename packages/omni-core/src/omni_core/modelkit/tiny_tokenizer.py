@@ -14,8 +14,10 @@ _WORDS = ("user", "assistant", "system", "Hello", "Ġthere", "Ġworld", "Ġis", 
 """Words with an id of their own. The role names must be among them: prompts are cut by counting ids. `Ġ` is a space."""
 
 
-def write_tokenizer(folder: Path, special: Sequence[str]) -> Mapping[str, int]:
+def write_tokenizer(folder: Path, special: Sequence[str], tokenizer_class: str) -> Mapping[str, int]:
     """Write the tokenizer's four files and return the ids of its special tokens and of the words above.
+
+    `tokenizer_class` is the name under which transformers knows tokenizers of this kind.
 
     The ids are not those of the published tokenizers, so that code which has one of those built in fails on a tiny checkpoint.
     """
@@ -61,7 +63,7 @@ def write_tokenizer(folder: Path, special: Sequence[str]) -> Mapping[str, int]:
         "model_max_length": 32768,
         "pad_token": "<|endoftext|>",
         "split_special_tokens": False,
-        "tokenizer_class": "Qwen2Tokenizer",
+        "tokenizer_class": tokenizer_class,
         "unk_token": None,
     }
     text = json.dumps(config, ensure_ascii=False, indent=1)

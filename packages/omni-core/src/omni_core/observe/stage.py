@@ -21,13 +21,26 @@ def stage_registry(stage: ResolvedStage, replica: int) -> Registry:
     return Registry({"stage": str(stage.stage_id), "replica": str(replica)})
 
 
-def note_output(registry: Registry, output: StageOutput, facts: Mapping[str, Any]) -> None:
-    """Count the tokens and the audio of an output."""
-    if output.token_ids:
-        registry.inc(series.TOKENS, len(output.token_ids))
-    audio, rate = output.tensors.get("audio"), facts.get("sample_rate")
-    if audio is not None and rate:
-        registry.inc(series.AUDIO_SECONDS, len(audio) / float(rate))
+class OutputMeter:
+    """Count the tokens and the audio that a stage makes.
+
+    Args:
+        registry: Where the numbers go.
+        facts: What the runner told when it was ready, `sample_rate` among it.
+    """
+
+    def __init__(self, registry: Registry, facts: Mapping[str, Any]) -> None:
+        self._tokens = registry.cell(series.TOKENS)
+        self._seconds = registry.cell(series.AUDIO_SECONDS)
+        self._rate = float(facts.get("sample_rate") or 0)
+
+    def note(self, output: StageOutput) -> None:
+        """Count what an output brings."""
+        if output.token_ids:
+            self._tokens.inc(len(output.token_ids))
+        audio = output.tensors.get("audio") if self._rate else None
+        if audio is not None:
+            self._seconds.inc(len(audio) / self._rate)
 
 
 def note_step(registry: Registry, seconds: float, payloads: Sequence[Payload]) -> None:

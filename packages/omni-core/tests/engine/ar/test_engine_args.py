@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from omni_core.capabilities import ModelCapabilities
 from omni_core.errors import ConfigError
 
 pytestmark = pytest.mark.engine
@@ -65,6 +66,16 @@ def test_a_model_without_declarations_keeps_vllms_own_path(make_stage: Any) -> N
 def test_what_the_engine_cannot_do_is_refused(make_stage: Any, name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match="stage 0"):
         build(make_stage(engine_args={name: value}))
+
+
+@pytest.mark.parametrize(("asked", "expected"), [(None, False), (False, False), (True, True)])
+def test_prompts_may_be_shared_where_their_ids_tell_them_apart(make_stage: Any, asked: bool | None, expected: bool) -> None:
+    from omni_core.engine.ar.engine_args import build_engine_args
+
+    capabilities = ModelCapabilities(computes_inputs=True, cacheable_prompts=True)
+    given = {} if asked is None else {"enable_prefix_caching": asked}
+
+    assert build_engine_args(make_stage(engine_args=given), capabilities).enable_prefix_caching is expected
 
 
 def test_a_nested_configuration_is_chosen_and_given_the_architecture() -> None:

@@ -187,6 +187,19 @@ def test_a_greedy_predictor_draws_nothing(make_engine: Any, rows_of: Rows, sampl
     assert first == second
 
 
+def test_a_seed_survives_a_prompt_that_takes_several_steps(make_engine: Any, rows_of: Rows) -> None:
+    engine = make_engine("TinySamplingTalker")
+    in_pieces = make_engine("TinySamplingTalker", max_num_batched_tokens=8, max_num_seqs=4)
+    options = {"temperature": 0.9, "max_tokens": 6, "prompt_len": 20, "seed": 5}
+    expected = alone(engine, "whole", {"rows": rows_of(1)}, **options)
+
+    in_pieces.add("first", {"rows": rows_of(1)}, **options)
+    in_pieces.add("second", {"rows": rows_of(1)}, **options)
+    in_pieces.drain()
+
+    assert in_pieces.codes("first") == in_pieces.codes("second") == expected
+
+
 def test_requests_without_a_seed_differ(make_engine: Any, rows_of: Rows) -> None:
     engine = make_engine("TinySamplingTalker")
 

@@ -6,7 +6,7 @@ torch: its attention lives outside vLLM's paged cache, and all frames of a batch
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,12 @@ from omni_core.capabilities import MtpSampling
 from omni_core.errors import ConfigError
 from omni_core.modelkit.code_sampling import CodeSampling
 
-_ACTIVATIONS = {"silu": F.silu, "gelu_new": lambda x: F.gelu(x, approximate="tanh")}
+
+def _gelu_new(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu_new": _gelu_new}
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ transformer then makes the whole frame. Rows follow from `RowHistory`, so any po
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -138,6 +138,11 @@ class MossTTSLocalTalker(nn.Module):
         penalised = any(row.repetition_penalty != 1 for row in sampling)
         codes = self.local(hidden, sampling, uniforms, self.seen[slots] if penalised else None)
         return conditioning + self.local.embed(codes), codes
+
+    def modules(self, *args: Any, **kwargs: Any) -> Iterator[nn.Module]:
+        """Return the modules whose weights vLLM takes away while new ones come; `local` gets its own in place."""
+        in_place = set(self.local.modules())
+        return (module for module in super().modules(*args, **kwargs) if module not in in_place)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Load the checkpoint's tensors and return the names of all parameters.

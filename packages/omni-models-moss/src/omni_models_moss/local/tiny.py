@@ -41,7 +41,7 @@ _CODE_SPREAD = 1.5
 """Of the codes' vectors, which are both read and chosen from: logits are wide, and a frame outweighs the text beside it."""
 _TEXT_SPREAD = 0.7
 _DECISION_GAIN = 2.0
-_DECISION_LEAD = 5.0
+_DECISION_LEAD = 4.0
 """How far "another frame" leads on average, against a spread of about 2.8: the end wins about once in thirty frames."""
 _CONSTANT_CHANNEL = 0
 """A channel that is 1 whatever was read; only the lead of "another frame" listens to it."""
@@ -63,7 +63,7 @@ def build_tiny(folder: Path, variant: str, seed: int) -> None:
             f"there is no tiny MOSS-TTS Local variant {variant!r}", where="--variant", hint=f"leave it out, or say {VARIANT}"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    config = _config(write_tokenizer(folder, _SPECIAL))
+    config = _config(write_tokenizer(folder, _SPECIAL, "Qwen2Tokenizer"))
     _write_json(folder / "config.json", config)
     codec = {"processor_class": "MossTTSLocalProcessor", "audio_tokenizer_name_or_path": _CODEC_NAME}
     _write_json(folder / "processor_config.json", codec)
@@ -147,10 +147,10 @@ def _tensors(config: Mapping[str, Any]) -> Tensors:
         found[f"{block}.{name}.bias"] = Drawn.bias(outputs)
     for norm in (f"{block}.ln_1", f"{block}.ln_2"):
         found |= {f"{norm}.weight": Drawn.norm(_HIDDEN), f"{norm}.bias": Drawn.bias(_HIDDEN)}
-    constant = (_CONSTANT_CHANNEL,)
+    constant: tuple[int, ...] = (_CONSTANT_CHANNEL,)
     found["local_transformer.ln_f.weight"] = Drawn((_HIDDEN,), center=1.0, spread=0.1, values={constant: 0.0})
     found["local_transformer.ln_f.bias"] = Drawn((_HIDDEN,), spread=0.05, values={constant: 1.0})
-    lead = {(0, _CONSTANT_CHANNEL): _DECISION_LEAD, (1, _CONSTANT_CHANNEL): 0.0}
+    lead: dict[tuple[int, ...], float] = {(0, _CONSTANT_CHANNEL): _DECISION_LEAD, (1, _CONSTANT_CHANNEL): 0.0}
     found["local_text_lm_head.weight"] = Drawn((2, _HIDDEN), spread=_DECISION_GAIN / _HIDDEN**0.5, values=lead)
     return found
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from omni_core.modelkit.cache import BoundedCache
 from omni_core.modelkit.tokenizer import TextTokenizer
 from omni_core.payload import Payload
 from omni_core.runner import EngineInput
@@ -41,7 +40,9 @@ class Qwen3TTSInput:
         facts = codec_facts(self._checkpoint)
         self._frame_s = facts["decode_upsample_rate"] / facts["output_sample_rate"]
         options = stage.outputs[0].stream if stage.outputs else stage.engine_args.get("additional_config") or {}
-        self._voices = _VoiceCache(int(options.get("ref_audio_artifact_cache_max_entries", _CACHE_ENTRIES)))
+        self._voices: BoundedCache[ReferenceVoice] = BoundedCache(
+            int(options.get("ref_audio_artifact_cache_max_entries", _CACHE_ENTRIES))
+        )
         self._encoder = _load_encoder(stage.model) if self._checkpoint.speaker_width is not None else None
 
     def __call__(self, payload: Payload, sampling: Mapping[str, Any]) -> EngineInput:
@@ -95,24 +96,6 @@ class Qwen3TTSInput:
         with_codes = not payload["x_vector_only"]
         key = (hashlib.sha256(samples.data).digest(), rate, with_codes)
         return self._voices.get(key, lambda: encoder.encode(samples, rate, with_codes=with_codes))
-
-
-class _VoiceCache:
-    """The voices encoded last, by content. One reference is encoded once even when many requests bring it at the same time."""
-
-    def __init__(self, entries: int) -> None:
-        self._entries = entries
-        self._found: OrderedDict[Any, ReferenceVoice] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, key: Any, make: Callable[[], ReferenceVoice]) -> ReferenceVoice:
-        with self._lock:  # also around `make`: encoding fills a core, two at once would not be faster
-            voice = self._found.pop(key, None) or make()
-            if self._entries:
-                self._found[key] = voice
-                while len(self._found) > self._entries:
-                    self._found.popitem(last=False)
-            return voice
 
 
 def _load_encoder(folder: str) -> ReferenceEncoder:

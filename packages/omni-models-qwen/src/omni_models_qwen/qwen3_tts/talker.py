@@ -6,7 +6,7 @@ predictor complete the frame. Rows follow from `VoicedHistory`, so any position 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -146,16 +146,21 @@ class Qwen3TTSTalker(nn.Module, SupportsLoRA):
         codes = torch.cat([token_ids[:, None].to(rest.dtype), rest], dim=1)
         return embeds + self.code_predictor.embed(rest) + conditioning, codes
 
+    def modules(self, *args: Any, **kwargs: Any) -> Iterator[nn.Module]:
+        """Return the modules whose weights vLLM takes away while new ones come; `code_predictor` gets its own in place."""
+        in_place = set(self.code_predictor.modules())
+        return (module for module in super().modules(*args, **kwargs) if module not in in_place)
+
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Load the checkpoint's tensors and return the names of all parameters.
 
         Raises:
             ConfigError: A tensor is missing, is not known or has another shape; the message names it.
         """
+        self._markers.forget()  # first: a load that fails may have changed weights, too
         views = self.code_predictor.checkpoint_views()
         loaded = TalkerWeights(self, views, self.config.num_hidden_layers).load(weights)
         self.code_predictor.finish_loading()
-        self._markers.forget()
         return loaded
 
     def _embed_frames(self, codes: Tensor) -> Tensor:

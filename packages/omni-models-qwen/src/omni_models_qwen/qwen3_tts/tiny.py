@@ -231,7 +231,7 @@ def build_tiny(folder: Path, variant: str, seed: int) -> None:
         )
     codec = folder / CODEC_FOLDER
     codec.mkdir(parents=True, exist_ok=True)
-    config = _config(variant, write_tokenizer(folder, _SPECIAL))
+    config = _config(variant, write_tokenizer(folder, _SPECIAL, "Qwen2Tokenizer"))
     tensors = talker_tensors(config["talker_config"])
     if variant == "base":
         tensors |= speaker_tensors(_SPEAKER)

@@ -9,6 +9,7 @@ import contextlib
 import multiprocessing
 import os
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
@@ -122,12 +123,15 @@ def _run_core(
 
 def _prepare(models: Mapping[str, str]) -> None:
     import torch
+    from tqdm import tqdm
 
     from omni_core.engine.ar.model_class import load_model_class
     from omni_core.engine.vllm_bridge import current_platform
     from omni_core.engine.vllm_plugin import register
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    # The lock of its bars is for several processes otherwise: a named semaphore, which a killed core leaves in /dev/shm.
+    tqdm.set_lock(threading.RLock())
     register()
     if current_platform.is_cpu():
         from omni_core.engine.ar import cpu_lora

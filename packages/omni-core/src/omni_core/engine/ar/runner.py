@@ -71,6 +71,7 @@ class ArRunner(StageRunner):
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="omni-input")
         self._adapters: Adapters | None = None
         self._operations: ArOperations | None = None
+        self._frames = self.metrics.cell(FRAMES)
         self._profiler = StageProfiler(
             stage,
             profile_folder(stage, replica),
@@ -222,9 +223,8 @@ class ArRunner(StageRunner):
         try:
             lora = await self._adapters.request(request.lora) if request.lora and self._adapters else None
             trace = {"traceparent": request.trace} if request.trace else None
-            live.collector = await llm.add_request(
-                request.request_id, tokens_input(ids, cache_salt=self._salt(live, made)), params, lora_request=lora, trace_headers=trace
-            )
+            prompt = tokens_input(ids, cache_salt=self._salt(live, made))
+            live.collector = await llm.add_request(request.request_id, prompt, params, lora_request=lora, trace_headers=trace)
         except VLLMClientError as error:
             raise RequestError(str(error), where=self._where, hint="correct the request") from error
         live.engine_id = live.collector.request_id
@@ -266,7 +266,7 @@ class ArRunner(StageRunner):
             codes = client.take_rows(live.rows)
             if mtp is not None and codes is not None:
                 output.tensors[mtp.payload_key] = codes
-                self.metrics.inc(FRAMES, len(codes))
+                self._frames.inc(len(codes))
             if finished:
                 output.finish_reason = answer.finish_reason
                 output.metrics = {"prompt_tokens": len(made.prompt_token_ids), "generated_tokens": generated}

@@ -12,7 +12,7 @@ from typing import Any
 
 from omni_core.engine.vllm_bridge import PrometheusStatLogger
 from omni_core.observe import series
-from omni_core.observe.registry import Registry
+from omni_core.observe.registry import Cell, Registry
 from omni_core.observe.series import Kind, Series
 
 _PARTS = ("_spec_decoding_cls", "_kv_connector_cls", "_ec_connector_cls", "_perf_metrics_cls")
@@ -101,13 +101,15 @@ def stat_logger(registry: Registry) -> type:
     for name in _PARTS:
         base = getattr(PrometheusStatLogger, name)
         parts[name] = type(base.__name__, (base,), metrics)
-    return type("StageStatLogger", (_Recording, PrometheusStatLogger), {**metrics, **parts, "omni_registry": registry})
+    own = {"omni_steps": registry.cell(series.STEP_SECONDS), "omni_batches": registry.cell(series.BATCH_SIZE)}
+    return type("StageStatLogger", (_Recording, PrometheusStatLogger), {**metrics, **parts, **own})
 
 
 class _Recording:
     """Adds our own two series to vLLM's."""
 
-    omni_registry: Registry
+    omni_steps: Cell
+    omni_batches: Cell
 
     def record(self, scheduler_stats: Any, iteration_stats: Any, *args: Any, **kwargs: Any) -> None:
         """Take in what one step has to say."""
@@ -116,7 +118,7 @@ class _Recording:
             return
         intervals = iteration_stats.inter_token_latencies_iter
         if batch := len(intervals) + len(iteration_stats.time_to_first_tokens_iter):
-            self.omni_registry.observe(series.BATCH_SIZE, batch)
+            self.omni_batches.observe(batch)
         if intervals:
             # On the engine core's clock: the request that waited least for this token was in the step before, too.
-            self.omni_registry.observe(series.STEP_SECONDS, min(intervals))
+            self.omni_steps.observe(min(intervals))
