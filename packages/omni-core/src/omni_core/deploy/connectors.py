@@ -108,7 +108,8 @@ def _specification(reference: Node, named: Node, edge: tuple[int, int]) -> tuple
     if spec is None:
         names = [key for key, _ in named.items()]
         raise ConfigError(
-            f"the edge from stage {edge[0]} to stage {edge[1]} names {reference.value!r}, and there is no connector of that name",
+            f"the edge from stage {edge[0]} to stage {edge[1]} names {reference.value!r}, and there is no connector "
+            "of that name",
             where=reference.place,
             hint=way_out(reference.value, names, "entries of `connectors:`"),
         )

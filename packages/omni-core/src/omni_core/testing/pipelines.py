@@ -68,32 +68,28 @@ def fake_pipeline(
     edge = ResolvedEdge(
         0, 1, "folder", f"{_FAKES}:FolderConnector", dict(connector_options or {}), dict(stream or {}), async_chunk
     )
-    stages = []
-    for topology in config.stages:
-        stage_id = topology.stage_id
-        stages.append(
-            ResolvedStage(
-                pipeline=config.model_type,
-                topology=topology,
-                model="/nowhere",
-                architecture="FakeModel",
-                architecture_target=f"{_FAKES}:SumVocoder",
-                runner=f"{_FAKES}:TokenRunner" if stage_id == 0 else LIGHT_RUNNER,
-                async_chunk=async_chunk,
-                num_replicas=(replicas or {}).get(stage_id, 1),
-                restart=restart or RestartPolicy(),
-                devices=(devices or {}).get(stage_id),
-                env=dict(env or {}),
-                engine_args=dict((engine_args or {}).get(stage_id, {})),
-                inputs=(edge,) if stage_id == 1 else (),
-                outputs=(edge,) if stage_id == 0 else (),
-            )
-        )
-    return ResolvedPipeline(
-        config=config,
+    shared = ResolvedStage(
+        pipeline=config.model_type,
+        topology=talker,
         model="/nowhere",
-        stages=tuple(stages),
+        architecture="FakeModel",
+        architecture_target=f"{_FAKES}:SumVocoder",
+        runner=LIGHT_RUNNER,
         async_chunk=async_chunk,
-        platform="cpu",
-        values=dict(values or {}),
+        restart=restart or RestartPolicy(),
+        env=dict(env or {}),
     )
+    ends: tuple[dict[str, Any], ...] = (
+        {"runner": f"{_FAKES}:TokenRunner", "outputs": (edge,)},
+        {"topology": VOCODER, "inputs": (edge,)},
+    )
+    stages = [
+        replace(shared, **end, **_own(stage_id, num_replicas=replicas, devices=devices, engine_args=engine_args))
+        for stage_id, end in enumerate(ends)
+    ]
+    return ResolvedPipeline(config, "/nowhere", tuple(stages), async_chunk, platform="cpu", values=dict(values or {}))
+
+
+def _own(stage_id: int, **by_stage: Mapping[int, Any] | None) -> dict[str, Any]:
+    """Return the values that are there for one stage."""
+    return {name: values[stage_id] for name, values in by_stage.items() if values and stage_id in values}

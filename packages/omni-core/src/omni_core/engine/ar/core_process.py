@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
-from multiprocessing.context import BaseContext
+from multiprocessing.context import BaseContext, ForkServerProcess
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -65,7 +65,9 @@ class CoreContext:
         reader, writer = self._context.Pipe(duplex=False)
         self._reports.append((reader, writer))
         arguments = (target, dict(kwargs), {**os.environ, **self._environment}, self._models, writer)
-        process: BaseProcess = self._context.Process(target=_run_core, name=name, args=arguments)  # type: ignore[attr-defined]
+        forked = self._context.get_start_method() == "forkserver"
+        kind: Any = ForkedCore if forked else self._context.Process  # type: ignore[attr-defined]
+        process: BaseProcess = kind(target=_run_core, name=name, args=arguments)
         self.processes.append(process)
         return process
 
@@ -95,6 +97,20 @@ class CoreContext:
             yield
         finally:
             engine_utils.get_mp_context = original
+
+
+class ForkedCore(ForkServerProcess):
+    """A core from the fork server whose end is seen at the core itself.
+
+    The stock sentinel is a pipe from the fork server, so that vLLM would take the end of that for the end of the core.
+    """
+
+    def start(self) -> None:
+        """Start the process and watch it by its number."""
+        super().start()
+        # One that is gone by now has a fork server that says so.
+        with contextlib.suppress(ProcessLookupError):
+            self._sentinel = os.pidfd_open(self.pid or 0)
 
 
 def _run_core(
