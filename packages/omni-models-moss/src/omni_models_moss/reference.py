@@ -6,17 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import soxr
 import torch
 from numpy.typing import NDArray
 
-from omni_core.errors import RequestError
+from omni_core.modelkit.reference import check_samples, resample
 from omni_core.stage import ResolvedStage
 from omni_models_moss.codec.encoder import CodecEncoder
 from omni_models_moss.codec.location import find_codec
 
-MIN_SECONDS = 1.0
-MAX_SECONDS = 30.0
 _LOUDNESS_DB = -20.0
 """Mean power, in dB of full scale, that the talker has learned to hear."""
 _MOST_GAIN_DB = 3.0
@@ -59,39 +56,10 @@ class ReferenceEncoder:
             RequestError: The samples are not floats, not finite, too short or too long.
         """
         config = self._codec.config
-        checked = _checked(samples, sample_rate)
-        audio = _to_channels(_resampled(checked, sample_rate, config.sample_rate), config.channels)
+        checked = check_samples(samples, sample_rate, mono=False)
+        audio = _to_channels(resample(checked, sample_rate, config.sample_rate), config.channels)
         codes: NDArray[np.int64] = self._codec(torch.from_numpy(_normalized(audio)), self._levels).numpy()
         return codes
-
-
-def _checked(samples: NDArray[Any], sample_rate: int) -> NDArray[np.float32]:
-    """Return the samples as [n, channels]."""
-    if samples.ndim not in (1, 2) or samples.dtype.kind != "f" or (samples.ndim == 2 and not samples.shape[1]):
-        raise RequestError(
-            f"reference audio must be floats [n] or [n, channels], not {samples.dtype} {list(samples.shape)}", param="ref_audio"
-        )
-    if sample_rate <= 0:
-        raise RequestError(f"reference audio has the sample rate {sample_rate}", param="ref_audio")
-    seconds = len(samples) / sample_rate
-    if not MIN_SECONDS <= seconds <= MAX_SECONDS:
-        raise RequestError(
-            f"reference audio is {seconds:.2f} s long",
-            param="ref_audio",
-            hint=f"send {MIN_SECONDS:g} to {MAX_SECONDS:g} seconds of speech",
-        )
-    if not np.isfinite(samples).all():
-        raise RequestError("reference audio has samples that are not finite", param="ref_audio", hint="send another file")
-    return samples.reshape(len(samples), -1).astype(np.float32)
-
-
-def _resampled(samples: NDArray[np.float32], rate: int, wanted: int) -> NDArray[np.float32]:
-    """Return [n, channels] at the rate `wanted`, exactly ceil(n * wanted / rate) of them."""
-    if rate == wanted:
-        return samples
-    size = -(-len(samples) * wanted // rate)
-    made = soxr.resample(samples, rate, wanted, quality="HQ")[:size]
-    return np.pad(made, ((0, size - len(made)), (0, 0)))
 
 
 def _to_channels(samples: NDArray[np.float32], channels: int) -> NDArray[np.float32]:

@@ -10,7 +10,7 @@ import pytest
 
 from omni_core.errors import ConfigError, RequestError
 from omni_core.stage import ResolvedStage
-from omni_models_moss.reference import ReferenceEncoder, _normalized, _resampled
+from omni_models_moss.reference import ReferenceEncoder, _normalized, resample
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("inference")]
 
@@ -58,7 +58,7 @@ def test_mono_is_both_channels(tiny_codec: Path, encoder_of: Callable[[Path], Re
 
 @pytest.mark.parametrize("rate", [8000, 16000, 44100, 96000, 192000])
 def test_any_rate_becomes_the_codecs(rate: int) -> None:
-    made = _resampled(tone(1.0, rate), rate, 48000)
+    made = resample(tone(1.0, rate), rate, 48000)
 
     assert made.shape == (48000, 2)
     middle = slice(4000, 44000)  # the filter needs its neighbours
