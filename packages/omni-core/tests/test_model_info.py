@@ -113,7 +113,6 @@ def test_missing_hub_package_says_what_to_install(monkeypatch: pytest.MonkeyPatc
 
 
 def test_offline_mode_is_honoured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    pytest.importorskip("huggingface_hub")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
 

@@ -17,8 +17,6 @@ from omni_core.testing.running import collect, request
 
 pytestmark = pytest.mark.anyio
 
-pytest.importorskip("opentelemetry.sdk")
-
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 

@@ -222,7 +222,6 @@ class TestRefusals:
 @pytest.mark.parametrize("urls", [1, 2])
 @pytest.mark.parametrize("load", ["--concurrency", "--rate"])
 def test_the_plot_is_a_png_with_something_on_it(urls: int, load: str, servers: Any, bench: Bench, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     image = pytest.importorskip("PIL.Image")
     path = tmp_path / "plot.png"
 
