@@ -2,8 +2,8 @@
 
     .venv/bin/python benchmarks/run.py [--quick] [NAME ...]
 
-NAMEs are config, step_overhead, codec_dispatch, start_to_ready and serving; without one, all run. Run it on an idle machine:
-the servers and the baseline share its cores.
+NAMEs are config, step_overhead, codec_dispatch, start_to_ready, serving and load; without one, all run. Run it on an idle
+machine: the servers and the baseline share its cores.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ QUICK: dict[str, list[str]] = {
     "codec_dispatch": ["--rounds", "1", "--seconds", "2"],
     "start_to_ready": ["--n", "2"],
     "serving": ["--n", "16"],
+    "load": ["--rounds", "1"],
 }
 LIMIT_S = 3600
 

@@ -10,7 +10,6 @@ import contextlib
 import functools
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import psutil
 import pytest
 
@@ -89,9 +89,10 @@ class Bench:
         return sorted(_role(process, self.server.process.pid) for process in self.traces.processes())
 
     def metric(self, name: str) -> float:
-        """Return the sum of a series over its labels."""
+        """Return the sum of a series over its labels, or the one with the labels in `name`."""
         text = httpx.get(f"{self.server.url}/metrics", timeout=SOON_S).text
-        return sum(float(line.split()[-1]) for line in text.splitlines() if re.match(rf"{name}(?:{{| )", line))
+        starts = (f"{name} ", f"{name}{{")
+        return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(starts))
 
     def _is_zero(self, name: str) -> bool:
         return self.metric(name) == 0
@@ -138,7 +139,11 @@ class Bench:
         """Wait until the server is as it was, and return what there is to say of it."""
         _until(lambda: self.health().status_code == 200, "the server to be healthy", BACK_S)
         answer = self.post(SHORT, 60)
-        assert (answer.status_code, answer.content) == (200, self.expected)
+        assert answer.status_code == 200, answer.text
+        found, expected = (np.frombuffer(data, "<i2").astype(int) for data in (answer.content, self.expected))
+        assert found.shape == expected.shape
+        # Those who left may not be quite gone, and what is computed beside others is rounded otherwise (test_load.py).
+        assert np.abs(found - expected).max() <= 2
         for table in ("omni_requests_running", "omni_requests_waiting", "omni_stage_requests", "omni_transfer_in_flight"):
             _until(functools.partial(self._is_zero, table), f"{table} to be 0")
         _until(lambda: self.roles() == self.at_start, f"the processes {self.at_start}")
@@ -332,9 +337,9 @@ def test_a_thousand_aborts_leave_every_table_and_the_memory_as_they_were(bench: 
     def descriptors() -> dict[str, int]:
         return {role: bench.process(role).num_fds() for role in ROLES}
 
+    began = bench.metric('omni_requests_total{reason="abort"}')
     asyncio.run(_abort_many(bench.server.url, 400))
     bench.check_whole()
-    _until(lambda: bench.metric("omni_http_requests_total") > 0, "a scrape")
     before, files = memory(), descriptors()
     asyncio.run(_abort_many(bench.server.url, 600))
     afterwards = bench.check_whole()
@@ -343,8 +348,16 @@ def test_a_thousand_aborts_leave_every_table_and_the_memory_as_they_were(bench: 
     assert {role: share for role, share in grown.items() if share > 0.05} == {}
     # Connections that the client has closed may take the server a moment.
     _until(lambda: all(count <= files[role] + 2 for role, count in descriptors().items()), f"descriptors {files}")
+    aborted = bench.metric('omni_requests_total{reason="abort"}') - began
+    assert aborted > 250, "every fourth client leaves behind its first piece"
     worst = max(grown, key=lambda role: grown[role])
-    report("1,000 aborts", "–", None, "200", f"{afterwards}; RSS {grown[worst]:+.1%} at most ({worst}) over the last 600")
+    report(
+        f"1,000 clients leave, {aborted:.0f} of them while stages worked",
+        "–",
+        None,
+        "200",
+        f"{afterwards}; RSS {grown[worst]:+.1%} at most ({worst}) over the last 600",
+    )
 
 
 async def _abort_many(url: str, count: int) -> None:

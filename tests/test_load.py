@@ -74,8 +74,8 @@ def _bodies(variant: str) -> list[str]:
         body: dict[str, Any] = {"input": text, "max_new_tokens": FRAMES[number % len(FRAMES)], "response_format": "pcm"}
         body["sampling_params_list"] = [{"temperature": 0.0}, {}]
         if variant == "base":
-            body |= {"ref_audio": _reference(1.0 + number % 3), "ref_text": "Hello."}
-            body["x_vector_only_mode"] = number % 2 == 0
+            body["ref_audio"] = _reference(1.0 + number % 3)
+            body |= {"x_vector_only_mode": True} if number % 2 else {"ref_text": "Hello."}
         elif variant == "voice_design":
             body["instructions"] = ("A calm old man.", "A young woman, who whispers and is in a hurry.")[number % 2]
         made.append(json.dumps(body))

@@ -39,6 +39,8 @@ FRAME = 1920
 DEFAULT_FRAMES = 3
 OVERRIDES = {"0": {"default_sampling_params": {"max_tokens": DEFAULT_FRAMES}}}
 """B03: a per-stage key that other servers take and ignore."""
+AT_LEAST = [{"min_tokens": DEFAULT_FRAMES}, {}]
+"""Keeps a random model from ending by chance before the default limit."""
 GREEDY = [{"temperature": 0.0}, {}]
 SOON_S = 20.0
 LAST_STREAM_SIZE = 0xFFFFFFFF
@@ -79,7 +81,7 @@ def _refused(answer: httpx.Response, param: str | None) -> None:
 
 
 def _is_alive(server: RunningServer) -> None:
-    assert len(_speak(server)) == DEFAULT_FRAMES * FRAME
+    assert len(_speak(server, sampling_params_list=AT_LEAST)) == DEFAULT_FRAMES * FRAME
     assert httpx.get(f"{server.url}/health", timeout=SOON_S).status_code == 200
 
 
@@ -108,7 +110,7 @@ def test_b03_an_override_that_can_never_work_is_refused(model: Path, overrides: 
 
 
 def test_b03_a_sampling_parameter_in_an_override_is_applied(server: RunningServer) -> None:
-    assert len(_speak(server)) == DEFAULT_FRAMES * FRAME
+    assert len(_speak(server, sampling_params_list=AT_LEAST)) == DEFAULT_FRAMES * FRAME
     assert len(_speak(server, max_new_tokens=30, sampling_params_list=GREEDY)) > DEFAULT_FRAMES * FRAME
 
 
@@ -124,7 +126,7 @@ def test_b07_stage_overrides_do_not_slow_the_start(model: Path) -> None:
     assert changed.stages[0] == plain.stages[0]
     was, now = plain.stages[1], changed.stages[1]
     assert now.engine_args == {**was.engine_args, "max_num_seqs": 10}
-    assert replace(now, engine_args=was.engine_args, sources=was.sources) == was
+    assert replace(now, engine_args=was.engine_args, sources=was.sources, losers=was.losers) == was
 
 
 # B08
@@ -175,7 +177,7 @@ def test_b09_a_dead_stage_costs_its_own_requests_and_text_goes_on(replicas: int)
             results = await asyncio.wait_for(asyncio.gather(*speaking, return_exceptions=True), 60)
             failed = [result for result in results if isinstance(result, BaseException)]
             assert len(failed) == lost
-            assert all(isinstance(error, StageDeadError) and "stage 1" in str(error) for error in failed)
+            assert [error for error in failed if not isinstance(error, StageDeadError) or "stage 1" not in str(error)] == []
             for seed, result in enumerate(results):
                 if not isinstance(result, BaseException):
                     assert np.array_equal(audio(result), make_audio(seed, 200))
@@ -248,22 +250,12 @@ def test_b19_two_requests_with_one_id_get_their_own_answers(server: RunningServe
     assert len(alone[0]) != len(alone[1]) or np.abs(alone[0].astype(int) - alone[1]).max() > 100
 
 
-@pytest.mark.parametrize("name", ["", " ", "x" * 20_000], ids=["empty", "blank", "huge"])
+@pytest.mark.parametrize("name", ["", "x" * 20_000, "x" * 2**20], ids=["empty", "long", "a megabyte"])
 def test_b19_an_odd_id_is_cut_or_replaced(server: RunningServer, name: str) -> None:
     answer = _post(server, {"X-Request-Id": name}, max_new_tokens=2)
 
     assert answer.status_code == 200, answer.text
-    assert 0 < len(answer.headers["x-request-id"].strip()) <= 256
-
-
-def test_b19_an_id_of_a_megabyte_is_refused_and_nobody_else_notices(server: RunningServer) -> None:
-    try:
-        answer = _post(server, {"X-Request-Id": "x" * 2**20})
-        assert answer.status_code >= 400
-    except httpx.TransportError:
-        pass  # the server may close a connection whose head does not end
-
-    _is_alive(server)
+    assert 0 < len(answer.headers["x-request-id"]) <= 256
 
 
 # B20
@@ -361,12 +353,14 @@ def test_b22_a_rate_that_cannot_be_is_refused(server: RunningServer, fields: dic
         ({"response_format": "mpeg"}, "response_format"),
         ({"ref_audio": "data:audio/wav;base64,AAAA", "speaker_embedding": [0.1]}, None),
         ({"sampling_params_list": [{}]}, "sampling_params_list"),
-        ({"sampling_params_list": [{"temperature": -1}, {}]}, "sampling_params_list"),
-        ({"sampling_params_list": [{"logit_bias": {"999999999": 1}}, {}]}, "sampling_params_list"),
+        ({"sampling_params_list": [{"temperature": -1}, {}]}, "temperature"),
+        ({"sampling_params_list": [{"logit_bias": {"999999999": 1}}, {}]}, None),
+        ({"sampling_params_list": [{"logit_bias": {"a": 1}}, {}]}, "logit_bias"),
+        ({"sampling_params_list": [{"logit_bias": {"1": "much"}}, {}]}, "logit_bias"),
         ({"sampling_params_list": [{"max_tokens": 10**30}, {}]}, "sampling_params_list"),
         ({"extra_params": {"no_such": 1}}, "no_such"),
     ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+    ids=str,
 )
 def test_b23_a_bad_request_is_answered_and_ends_nothing(
     server: RunningServer, fields: dict[str, Any], param: str | None
@@ -454,10 +448,19 @@ def test_e03_a_seed_repeats_the_audio_and_another_one_does_not(server: RunningSe
 
 
 def test_e12_the_first_audio_leaves_while_most_of_the_answer_is_still_to_be_made(server: RunningServer) -> None:
-    body = {"input": "Good morning.", "response_format": "pcm", "stream_format": "audio", "max_new_tokens": 2000}
+    body = {
+        "input": "Good morning.",
+        "response_format": "pcm",
+        "stream_format": "audio",
+        "max_new_tokens": 2000,
+        "sampling_params_list": [{"min_tokens": 2000}, {}],
+    }
+    # A generator of pieces that is dropped ends the request, so it has a name.
     with httpx.stream("POST", f"{server.url}/v1/audio/speech", json=body, timeout=60) as answer:
-        assert next(answer.iter_bytes())
+        pieces = answer.iter_bytes()
+        assert next(pieces)
 
         lines = httpx.get(f"{server.url}/metrics", timeout=SOON_S).text.splitlines()
 
-    assert "omni_requests_running 1" in [line.removesuffix(".0") for line in lines]
+    running = [line.split()[-1] for line in lines if line.startswith("omni_requests_running ")]
+    assert running == ["1.0"]

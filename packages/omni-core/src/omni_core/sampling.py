@@ -34,6 +34,11 @@ def _is_number(value: Any) -> bool:
     return (_is_int(value) or isinstance(value, float)) and math.isfinite(value)
 
 
+def _is_token_key(key: Any) -> bool:
+    """Whether a key of a mapping names a token: JSON has strings only."""
+    return (_is_int(key) and key >= 0) or (isinstance(key, str) and key.isascii() and key.isdecimal())
+
+
 def _integer(low: int, high: int | None = None, *, nullable: bool = False) -> _Rule:
     wants = f"an integer of at least {low}" if high is None else f"an integer from {low} to {high}"
     return _Rule(wants, lambda value: _is_int(value) and value >= low and (high is None or value <= high), nullable)
@@ -59,6 +64,14 @@ _FLAG = _Rule("true or false", lambda value: isinstance(value, bool))
 _TOKENS = _list_of("token ids", lambda item: _is_int(item) and item >= 0)
 _STRINGS = _list_of("strings", lambda item: isinstance(item, str))
 _MAPPING = _Rule("a mapping", lambda value: isinstance(value, Mapping), True)
+_BIAS = _Rule(
+    "a mapping of token ids to numbers from -100 to 100",
+    lambda value: (
+        isinstance(value, Mapping)
+        and all(_is_token_key(key) and _is_number(bias) and -100 <= bias <= 100 for key, bias in value.items())
+    ),
+    nullable=True,
+)
 _TOP_K = _Rule("an integer of at least 1, or 0 or -1 for every token", lambda value: _is_int(value) and value >= -1)
 _STOP = _Rule("a string or a list of strings", lambda value: isinstance(value, str) or _STRINGS.accepts(value), nullable=True)
 
@@ -78,7 +91,7 @@ SAMPLING_RULES: dict[str, _Rule] = {
     "stop_token_ids": _TOKENS,
     "bad_words": _STRINGS,
     "allowed_token_ids": _TOKENS,
-    "logit_bias": _MAPPING,
+    "logit_bias": _BIAS,
     "ignore_eos": _FLAG,
     "logprobs": _integer(-1, nullable=True),
     "prompt_logprobs": _integer(-1, nullable=True),

@@ -17,6 +17,7 @@ _NOT_OPTIONAL = frozenset({"text", "extra"})
 
 def check_text(text: str, traits: SpeechTraits) -> None:
     """Check that there is something to speak, and not too much."""
+    _check_characters(text, "input")
     if not text.strip():
         raise RequestError("there is no text to speak", param="input", hint="send at least one word")
     if len(text) > (limit := traits.max_text_chars):
@@ -27,14 +28,28 @@ def check_text(text: str, traits: SpeechTraits) -> None:
         )
 
 
+def _check_characters(text: str, name: str) -> None:
+    """Refuse what is no text: half a surrogate pair, and NUL, which ends strings in other languages."""
+    if "\0" in text:
+        raise RequestError(f"{name!r} contains a NUL character", param=name, hint="leave it out")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        what = f"{name!r} has half of a surrogate pair at character {error.start}"
+        raise RequestError(what, param=name, hint="send whole characters") from error
+
+
 def check_fields(prompt: SpeechPrompt, traits: SpeechTraits, model: str) -> None:
-    """Check that every field which is set has an effect.
+    """Check that every field which is set has an effect, and that texts are texts.
 
     Args:
         prompt: The prompt.
         traits: `accepts` names the fields with an effect.
         model: What the message calls the model, such as `VoiceDesign model`.
     """
+    for name in (field.name for field in fields(prompt) if field.name != "text"):
+        if isinstance(value := getattr(prompt, name), str):
+            _check_characters(value, name)
     accepted = ", ".join(sorted(traits.accepts))
     for name in (field.name for field in fields(prompt) if field.name not in _NOT_OPTIONAL | traits.accepts):
         value = getattr(prompt, name)

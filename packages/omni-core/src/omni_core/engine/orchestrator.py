@@ -316,6 +316,8 @@ class Orchestrator:
         now = asyncio.get_running_loop().time()
         if isinstance(message, Died):
             process.kill(message.fault.message)
+            # At once, before its end is noticed: a consumer that misses what it held must not be heard first.
+            self._end_users(process)
             return
         if isinstance(message, Reply):
             self.control.take(process, message)
@@ -384,13 +386,15 @@ class Orchestrator:
         """End the requests that a dead process knew, and those that need its stage while none of its replicas is ready."""
         self.control.note_death(process)
         self._observer.died(process)
+        self._end_users(process)
         stage_id = process.stage.stage_id
-        pool = self._pools[stage_id]
-        survivors = bool(pool.ready)
-        hint = "send it again" if survivors or pool.is_restarting else "restart the server"
-        for flight in list(self._flights.values()):
-            user = flight.opened.get(stage_id)
-            if user is process:
-                self._end(flight, process.dead_error(hint=hint))
-            elif user is None and stage_id in flight.stages and not survivors:
-                self._end(flight, pool.dead_error())
+        if not self._pools[stage_id].ready:
+            for flight in [f for f in self._flights.values() if stage_id in f.stages and stage_id not in f.opened]:
+                self._end(flight, self._pools[stage_id].dead_error())
+
+    def _end_users(self, process: StageProcess) -> None:
+        pool = self._pools[process.stage.stage_id]
+        returns = process.stage.restart.when == "on-failure" or any(other is not process for other in pool.ready)
+        hint = "send it again" if returns else "restart the server"
+        for flight in [f for f in self._flights.values() if f.opened.get(process.stage.stage_id) is process]:
+            self._end(flight, process.dead_error(hint=hint))

@@ -1,7 +1,7 @@
 """The talker's code predictor: from a hidden state and codebook 0 to the other codes of the frame, one after another.
 
-A small Qwen3 of its own that reads at most 16 rows and forgets them after each frame. It is plain torch: its attention lives
-outside vLLM's paged cache and forward context, and all frames of a batch are predicted in one call.
+A small Qwen3 of its own that reads at most 16 rows and forgets them after each frame. It is plain torch, with one operation of
+vLLM's: its attention lives outside vLLM's paged cache and forward context, and all frames of a batch are predicted in one call.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from vllm import _custom_ops as vllm_ops
 
 from omni_core.capabilities import MtpSampling
 from omni_core.modelkit.code_sampling import CodeSampling
@@ -127,9 +128,10 @@ class CodePredictor(nn.Module):
         settings = self._settings(tuple(sampling), hidden.device)
         shape = (config.layers, 2, hidden.shape[0], config.kv_heads, config.steps + 1, config.head_dim)
         cache = torch.empty(shape, dtype=hidden.dtype, device=hidden.device)
+        caches = [(layer[0], layer[1]) for layer in cache]
         rows, start, codes = torch.stack([hidden, first], dim=1), 0, []
         for step in range(config.steps):
-            state = self._run(rows, start, cache)
+            state = self._run(rows, start, caches)
             logits = F.linear(state, self.lm_head[step])
             code = settings.choose(logits, None if uniforms is None else uniforms[:, step])
             codes.append(code)
@@ -143,15 +145,15 @@ class CodePredictor(nn.Module):
             self._last = sampling, CodeSampling.of(sampling, self.config.vocab_size, device)
         return self._last[1]
 
-    def _run(self, rows: Tensor, start: int, cache: Tensor) -> Tensor:
+    def _run(self, rows: Tensor, start: int, caches: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
         """Return the last row's state [B, hidden] after reading `rows` [B, n, talker hidden] at positions from `start`."""
         config = self.config
         x = F.linear(rows, self.projection_weight, self.projection_bias) if self.projects else rows
         end = start + rows.shape[1]
         cos, sin = self.cos[start:end], self.sin[start:end]
-        for layer, layer_cache in zip(self.layers, cache, strict=True):
-            x = layer(x, cos, sin, layer_cache, start)
-        return F.rms_norm(x[:, -1], (config.hidden,), self.norm, config.eps)
+        for layer, cache in zip(self.layers, caches, strict=True):
+            x = layer(x, cos, sin, cache, start)
+        return _rms_norm(x[:, -1].contiguous(), self.norm, config.eps)
 
 
 class _Layer(nn.Module):
@@ -171,9 +173,11 @@ class _Layer(nn.Module):
         self.k_norm = _weight(config.head_dim)
         joined = torch.empty(config.heads + config.kv_heads, 1, config.head_dim)
         self.register_buffer("qk_norm", joined, persistent=False)
+        self.register_buffer("unit", torch.empty(config.head_dim), persistent=False)
 
     def join_norms(self) -> None:
         """Write the norms of query and key heads as one, so that both are normed and rotated in one go."""
+        self.unit.fill_(1)
         self.qk_norm[: self.config.heads] = self.q_norm
         self.qk_norm[self.config.heads :] = self.k_norm
 
@@ -194,39 +198,55 @@ class _Layer(nn.Module):
             "post_attention_layernorm.weight": self.middle_norm.data,
         }
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: Tensor, start: int) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: tuple[Tensor, Tensor], start: int) -> Tensor:
         eps = self.config.eps
-        x = x + self._attend(F.rms_norm(x, (self.config.hidden,), self.input_norm, eps), cos, sin, cache, start)
-        gate, up = F.linear(F.rms_norm(x, (self.config.hidden,), self.middle_norm, eps), self.gate_up).chunk(2, -1)
+        x = x + self._attend(_rms_norm(x, self.input_norm, eps), cos, sin, cache, start)
+        gate, up = F.linear(_rms_norm(x, self.middle_norm, eps), self.gate_up).chunk(2, -1)
         return x + F.linear(F.silu(gate) * up, self.down)
 
-    def _attend(self, x: Tensor, cos: Tensor, sin: Tensor, cache: Tensor, start: int) -> Tensor:
+    def _attend(self, x: Tensor, cos: Tensor, sin: Tensor, cache: tuple[Tensor, Tensor], start: int) -> Tensor:
         config, (batch, length, _) = self.config, x.shape
-        qk, v = F.linear(x, self.qkv).split([self.q + self.kv, self.kv], -1)
-        qk = qk.view(batch, length, -1, config.head_dim).transpose(1, 2)
-        qk = _rotate(F.rms_norm(qk, (config.head_dim,), eps=config.eps) * self.qk_norm, cos, sin)
-        q, k = qk.split([config.heads, config.kv_heads], 1)
-        v = v.view(batch, length, -1, config.head_dim).transpose(1, 2)
+        qkv = F.linear(x, self.qkv).view(batch, length, -1, config.head_dim)
+        # Values are normed, too, and not used: the norm wants its rows without gaps, and copying them costs more.
+        qk = _rms_norm(qkv, self.unit, config.eps)[:, :, : -config.kv_heads].transpose(1, 2)
+        q, k = _rotate(qk * self.qk_norm, cos, sin).split([config.heads, config.kv_heads], 1)
+        keys, values = cache
         end = start + length
-        cache[0, :, :, start:end], cache[1, :, :, start:end] = k, v
+        keys[:, :, start:end], values[:, :, start:end] = k, qkv[:, :, -config.kv_heads :].transpose(1, 2)
         # More than one row comes only at the start, so the causal mask is square there and not needed later.
         seen = F.scaled_dot_product_attention(
-            q, cache[0, :, :, :end], cache[1, :, :, :end], is_causal=length > 1, enable_gqa=config.heads != config.kv_heads
+            q, keys[:, :, :end], values[:, :, :end], is_causal=length > 1, enable_gqa=config.heads != config.kv_heads
         )
         return F.linear(seen.transpose(1, 2).reshape(batch, length, self.q), self.out)
 
 
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Return contiguous rows [..., n], normed, times a weight [n].
+
+    Why: torch norms on a CPU by seven operations, a third of the predictor's time; vLLM has one.
+    Why not elsewhere: the layer that vLLM has for it computes like torch on a CPU.
+    Scope: this module, on CPUs.
+    What would break it: a vLLM that does not build the operation for CPUs; the first frame would raise.
+    How it can go away: a torch that has one operation for it on CPUs, as it has on GPUs.
+    """
+    if x.device.type != "cpu":
+        return F.rms_norm(x, weight.shape, weight, eps)
+    out = torch.empty_like(x)
+    vllm_ops.rms_norm(out, x, weight, eps)
+    return out
+
+
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     low, high = x.chunk(2, -1)
-    return (x * cos + torch.cat([-high, low], -1) * sin).to(x.dtype)
+    return (x * cos + torch.cat([high, low], -1) * sin).to(x.dtype)
 
 
 def _rotary_tables(config: PredictorConfig) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines [positions, head_dim] in float32."""
+    """Return cosines [positions, head_dim], and sines that are negative for the low half, in float32."""
     half = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
     angles = torch.arange(config.steps + 1, dtype=torch.float32)[:, None] * config.rope_theta**-half
-    angles = torch.cat([angles, angles], -1)
-    return angles.cos(), angles.sin()
+    sin = angles.sin()
+    return torch.cat([angles, angles], -1).cos(), torch.cat([-sin, sin], -1)
 
 
 def _weight(*shape: int) -> nn.Parameter:

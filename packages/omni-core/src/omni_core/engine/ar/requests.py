@@ -81,6 +81,8 @@ def sampling_params(stage: ResolvedStage, sampling: Mapping[str, Any], extra: Ex
     values = dict(sampling)
     if extra is not None:
         values["extra_args"] = {**(values.get("extra_args") or {}), KEY: extra}
+    if values.get("logit_bias"):
+        values["logit_bias"] = {int(token): float(bias) for token, bias in values["logit_bias"].items()}
     try:
         return SamplingParams(
             **{**values, "detokenize": text and values.get("detokenize", True)}, output_kind=RequestOutputKind.DELTA
