@@ -47,7 +47,7 @@ REPLICAS = '{"0": {"kv_cache_memory_bytes": 134217728}, "1": {"num_replicas": 2}
 class Steps(NamedTuple):
     """A stage's steps so far."""
 
-    count: float
+    number: float
     seconds: float
 
 
@@ -188,7 +188,7 @@ async def _steps(url: str, stage: int) -> Steps:
 async def _settled(url: str, stage: int, before: Steps) -> Steps:
     """Return a stage's steps when there are new ones and no more come: a stage's numbers travel behind its work."""
     deadline, last = time.monotonic() + SETTLE_S, before
-    while (now := await _steps(url, stage)) != last or now.count == before.count:
+    while (now := await _steps(url, stage)) != last or now.number == before.number:
         if time.monotonic() > deadline:
             raise TimeoutError(f"/metrics did not show the steps of stage {stage} within {SETTLE_S:g} s")
         last = now
@@ -197,7 +197,7 @@ async def _settled(url: str, stage: int, before: Steps) -> Steps:
 
 
 def _mean(before: Steps, after: Steps) -> float:
-    return (after.seconds - before.seconds) / (after.count - before.count)
+    return (after.seconds - before.seconds) / (after.number - before.number)
 
 
 if __name__ == "__main__":

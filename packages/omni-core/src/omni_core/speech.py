@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from omni_core.errors import RequestError
-from omni_core.payload import Payload
 from omni_core.suggest import way_out
 
 if TYPE_CHECKING:
     import numpy as np
 
     from omni_core.model_info import ModelInfo
+    from omni_core.payload import Payload
 
 
 @dataclass(frozen=True)
