@@ -34,6 +34,8 @@ SAMPLE_S = 5.0
 SETTLE_S = 30.0
 """Longest wait for the tables to be empty at the end."""
 WARM_UP = 0.2
+ARGUMENTS = ("--kv-cache-memory-bytes", str(64 << 20))
+"""A KV cache is touched block by block; a large one would look like growth for as long as there are fresh blocks."""
 MOST_GROWTH = 0.02
 MIB = 2**20
 TABLES = (
@@ -97,7 +99,7 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="omni-soak-") as scratch:
         model = options.model or build_tiny(Path(scratch) / "model")
-        with serve(model, log=Path(scratch) / "serve.log", env={"OMP_NUM_THREADS": "1"}) as server:
+        with serve(model, *ARGUMENTS, log=Path(scratch) / "serve.log", env={"OMP_NUM_THREADS": "1"}) as server:
             tally, samples = asyncio.run(_soak(server, options.minutes * 60, options.clients))
             leftovers = asyncio.run(_settle(server))
     growths = _growths(samples)
