@@ -136,7 +136,7 @@ class Bench:
         return endings
 
     def check_sound(self, data: bytes) -> None:
-        """Check the samples of SHORT. Beside others, and in other chunks, the same sound is rounded otherwise (test_load.py)."""
+        """Check the samples of SHORT. Beside others and in other chunks they are rounded otherwise (test_load.py)."""
         found, expected = (np.frombuffer(pcm, "<i2").astype(int) for pcm in (data, self.expected))
         assert found.shape == expected.shape
         assert np.abs(found - expected).max() <= 2
