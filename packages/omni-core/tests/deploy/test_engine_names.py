@@ -7,11 +7,12 @@ import pytest
 from omni_core.deploy.engine_names import ENGINE_ARG_NAMES, RESERVED_NAMES
 
 
+@pytest.mark.engine
 def test_names_are_those_of_vllm() -> None:
     """The table is vLLM's, less what Omni or the topology owns; its source is parsed, since importing vLLM costs seconds."""
     spec = importlib.util.find_spec("vllm")
     if spec is None or spec.origin is None:
-        pytest.skip("vLLM is not installed")
+        pytest.fail("vLLM is not installed")
     tree = ast.parse(Path(spec.origin).with_name("engine").joinpath("arg_utils.py").read_text())
     names = {
         item.target.id

@@ -64,7 +64,7 @@ def test_backends_are_those_of_vllm() -> None:
     """WT-01."""
     spec = importlib.util.find_spec("vllm")
     if spec is None or spec.origin is None:
-        pytest.skip("vLLM is not installed")
+        pytest.fail("vLLM is not installed")
     tree = ast.parse(Path(spec.origin).parent.joinpath("config", "weight_transfer.py").read_text())
 
     (config,) = [node for node in tree.body if isinstance(node, ast.ClassDef)]

@@ -91,7 +91,6 @@ def test_every_series_is_on_the_dashboard_or_is_one_that_only_names() -> None:
 
 @pytest.mark.engine
 def test_series_of_vllm_that_the_page_and_the_dashboard_name_are_vllms() -> None:
-    pytest.importorskip("vllm")
     import inspect
 
     from omni_core.engine.vllm_bridge import PrometheusStatLogger
