@@ -81,3 +81,16 @@ def test_ends_that_follow_from_the_input_extend_the_requests_own(make_stage: Any
     found = effective_sampling(stage, {"stop_token_ids": [3]}, {"stop_token_ids": [5]})
 
     assert found["stop_token_ids"] == [3, 5, 7]
+
+
+def test_ignore_eos_is_refused_where_the_pipelines_stop_ids_stay(make_stage: Any) -> None:
+    from omni_core.engine.ar.requests import effective_sampling
+
+    fixed = make_stage(topology={"sampling_constraints": {"stop_token_ids": [5]}}, sampling={"temperature": 0.0})
+    free = make_stage(sampling={"temperature": 0.0})
+
+    with pytest.raises(RequestError, match="stop ids") as caught:
+        effective_sampling(fixed, {"ignore_eos": True}, {})
+
+    assert caught.value.param == "ignore_eos"
+    assert effective_sampling(free, {"ignore_eos": True}, {})["ignore_eos"]

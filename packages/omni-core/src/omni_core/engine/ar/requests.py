@@ -35,6 +35,13 @@ def effective_sampling(stage: ResolvedStage, own: Mapping[str, Any], derived: Ma
     check_sampling(merged, where=where)
     if KEY in (merged.get("extra_args") or {}):
         raise RequestError(f"extra_args.{KEY} is reserved", where=where, param=f"extra_args.{KEY}", hint="leave it out")
+    if chosen.get("ignore_eos") and stage.topology.sampling_constraints.get("stop_token_ids"):
+        raise RequestError(
+            "ignore_eos has no effect: the pipeline's own stop ids end a request",
+            where=where,
+            param="ignore_eos",
+            hint="leave it out, or ask for a length with min_tokens",
+        )
     if merged.get("n", 1) != 1:
         raise RequestError("n must be 1", where=where, param="n", hint="send one request for each answer")
     return merged
