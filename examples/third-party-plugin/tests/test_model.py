@@ -22,7 +22,7 @@ from omni_core.stage import ResolvedStage
 
 
 def stage_of(folder: Path) -> ResolvedStage:
-    return cast(ResolvedStage, SimpleNamespace(model=str(folder)))
+    return cast(ResolvedStage, SimpleNamespace(stage_id=0, model=str(folder)))
 
 
 def play(model: EchoTone, payloads: list[dict[str, Any]]) -> np.ndarray[Any, Any]:
@@ -33,7 +33,7 @@ def play(model: EchoTone, payloads: list[dict[str, Any]]) -> np.ndarray[Any, Any
 
 def run_speller(text: str, sampling: dict[str, Any]) -> list[StageOutput]:
     async def run() -> list[StageOutput]:
-        speller = Speller(cast(ResolvedStage, None))
+        speller = Speller(stage_of(Path()))
         return [output async for output in speller.run(StageInput("request", {"text": text, "voice": "low"}, sampling))]
 
     return asyncio.run(run())

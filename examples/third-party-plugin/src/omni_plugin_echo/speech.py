@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from omni_core.errors import RequestError
 from omni_core.speech import PreparedSpeech, SpeechAdapter, SpeechPrompt, SpeechTraits
@@ -17,8 +18,8 @@ _REFUSED = ("language", "instructions", "task_type", "ref_audio", "ref_text", "s
 class EchoSpeech(SpeechAdapter):
     """Check prompts against an echo checkpoint."""
 
-    def __init__(self, model: ModelInfo) -> None:
-        super().__init__(model)
+    def __init__(self, model: ModelInfo, options: Mapping[str, Any] | None = None) -> None:
+        super().__init__(model, options)
         self.facts = read_facts(model.config)
 
     @property
