@@ -284,7 +284,7 @@ class Omni:
         self._thread.start()
         try:
             self._run(omni.start())
-        except BaseException:
+        except BaseException:  # a start that failed in any way leaves nothing; raised again
             self.close()
             raise
 
@@ -375,7 +375,7 @@ class Omni:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
-        except BaseException:
+        except BaseException:  # Ctrl-C too; raised again
             # Ctrl-C while waiting: what was asked for is not wanted any more.
             future.cancel()
             raise

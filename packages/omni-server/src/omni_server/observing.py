@@ -51,7 +51,7 @@ class HttpMetricsMiddleware:
 
         try:
             await self.app(scope, receive, send_noted)
-        except Exception:
+        except Exception:  # counted whatever it is; raised again
             # Without a head this becomes the answer 500, further out.
             status = 500 if status == CLIENT_CLOSED_REQUEST else status
             raise

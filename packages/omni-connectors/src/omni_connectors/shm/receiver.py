@@ -102,7 +102,7 @@ class _Link:
         except (TimeoutError, BlockingIOError) as error:
             self._sock.close()
             raise PayloadNotReady(f"{self._peer} did not answer in time", where=edge.name) from error
-        except BaseException:
+        except BaseException:  # the socket is closed whatever ended it; raised again
             self._sock.close()
             raise
 

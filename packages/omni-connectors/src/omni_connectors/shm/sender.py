@@ -73,7 +73,7 @@ class Sender:
             ) from error
         try:
             self._switchboard = Switchboard(edge, self._arena.fd, self)
-        except BaseException:
+        except BaseException:  # the arena is given back whatever went wrong; raised again
             self._arena.close()
             raise
 
@@ -94,7 +94,7 @@ class Sender:
             self._entries[payload_id] = entry
             try:
                 self._find_place(payload_id, entry, timeout_s)
-            except BaseException:
+            except BaseException:  # nothing of a failed put may stay; raised again
                 self._entries.pop(payload_id, None)
                 raise
             if entry.slot is not None:

@@ -105,7 +105,7 @@ class LightControl:
                 while before is not Hold.ALL and self._runner.has_begun:
                     self._ended.clear()
                     await self._ended.wait()
-        except BaseException:
+        except BaseException:  # cancelled or failed, batches go on; raised again
             self._release(before)
             raise
         if mode == "abort":
@@ -136,7 +136,7 @@ class LightControl:
         self.is_asleep = True
         try:
             await self._runner.in_worker(self._runner.model.sleep)
-        except Exception:
+        except Exception:  # a model may raise anything; batches go on, and it is raised again
             self.is_asleep = False
             self._release(before)
             raise

@@ -125,7 +125,7 @@ class Orchestrator:
             raise StageStartError(
                 f"stages {late} were not ready within {self.options.init_timeout_s:g} s", hint="raise --init-timeout"
             ) from None
-        except BaseException:
+        except BaseException:  # cancelled or failed, a start leaves nothing; raised again
             await self.stop(0)
             raise
         self._accepting = True

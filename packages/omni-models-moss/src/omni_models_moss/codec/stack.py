@@ -69,7 +69,7 @@ class CodecStack:
             for stream in streams:
                 moving.append(self.memory.copy(stream) if stream.frames else stream)  # noqa: PERF401 - see `finally`
             yield moving
-        except BaseException:
+        except BaseException:  # however it failed, streams are as before; raised again
             for stream, moved in zip(streams, moving, strict=False):
                 if moved is stream:
                     stream.frames = 0

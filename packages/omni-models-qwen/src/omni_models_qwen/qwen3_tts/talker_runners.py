@@ -141,7 +141,7 @@ class _Pump:
                     payload = talker2code2wav_async_chunk(self._handoff, output)
                     if payload is not None:
                         await self._codec.push(request_id, payload, output.finished)
-        except BaseException:
+        except BaseException:  # cancelled or failed, the codec forgets it; raised again
             await self._codec.abort(request_id)
             raise
         if self._last is None or not self._last.finished:  # it was aborted

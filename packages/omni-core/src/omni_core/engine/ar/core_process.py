@@ -129,7 +129,7 @@ def _run_core(
     try:
         _prepare(models)
         target(**kwargs)
-    except Exception as error:
+    except Exception as error:  # the host is told the reason, whatever it is; raised again
         with contextlib.suppress(OSError):  # nobody listens any more
             report.send(_root_cause(error))
         raise

@@ -84,7 +84,7 @@ class ArOperations:
         was_paused, self._is_paused = self._is_paused, True
         try:
             await self._llm.pause_generation(mode=mode, clear_cache=False)
-        except BaseException:
+        except BaseException:  # the pause is undone however it failed; raised again
             self._is_paused = was_paused
             if not was_paused:
                 await self._llm.resume_generation()
