@@ -1,1 +1,47 @@
-"""The plugin of omni-duplex: what it offers to the hooks of omni-core. This version offers nothing yet."""
+"""What an author of a duplex model imports, and what omni-duplex itself offers to the hooks of omni-core."""
+
+from __future__ import annotations
+
+from omni_core.hookspecs import hookimpl
+from omni_duplex.errors import DuplexError
+from omni_duplex.model import (
+    AudioIn,
+    AudioOut,
+    Capabilities,
+    DuplexModel,
+    DuplexStream,
+    Fence,
+    Heard,
+    Listen,
+    Message,
+    Output,
+    ReplicaPort,
+    ResponseOptions,
+    SessionConfig,
+    TextOut,
+    ToolCall,
+    TurnDetection,
+    TurnEnd,
+)
+
+__all__ = [
+    "AudioIn",
+    "AudioOut",
+    "Capabilities",
+    "DuplexError",
+    "DuplexModel",
+    "DuplexStream",
+    "Fence",
+    "Heard",
+    "Listen",
+    "Message",
+    "Output",
+    "ReplicaPort",
+    "ResponseOptions",
+    "SessionConfig",
+    "TextOut",
+    "ToolCall",
+    "TurnDetection",
+    "TurnEnd",
+    "hookimpl",
+]

@@ -1,0 +1,1 @@
+"""Formats, rates and units of audio."""

@@ -1,0 +1,1 @@
+"""What goes over the socket: dialects, and the objects of the realtime API."""

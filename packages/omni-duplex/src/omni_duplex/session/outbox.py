@@ -1,0 +1,175 @@
+"""What waits for a client: bounded, in order, each event with its number, and kept for a client that may come back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from omni_duplex.errors import DuplexError
+
+MAX_BYTES = 4 * 1024**2
+"""Most bytes that may wait for a client that reads slowly."""
+MAX_AUDIO_S = 30.0
+"""Most seconds of audio that may wait."""
+_OVERHEAD = 256
+"""Bytes that an event is taken for besides its audio and text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """One event in its wire form."""
+
+    seq: int
+    event: dict[str, Any]
+    nbytes: int
+    audio_s: float
+    at: float
+
+
+class SlowConsumer(Exception):
+    """More waits for the client than may."""
+
+
+class Journal:
+    """Events that a client may have missed, bounded by age and bytes.
+
+    Args:
+        ttl_s: Seconds that an event is kept.
+        max_bytes: Bytes that all of them may be.
+    """
+
+    def __init__(self, ttl_s: float, max_bytes: int) -> None:
+        self._ttl_s = ttl_s
+        self._max_bytes = max_bytes
+        self._kept: deque[Sent] = deque()
+        self._bytes = 0
+        self._dropped = 0
+        """Number of the last event that is not kept any more."""
+
+    def add(self, sent: Sent) -> None:
+        """Keep an event."""
+        self._kept.append(sent)
+        self._bytes += sent.nbytes
+        while self._kept and (self._bytes > self._max_bytes or self._kept[0].at + self._ttl_s < sent.at):
+            self._drop()
+
+    def acknowledge(self, seq: int) -> None:
+        """Forget what the client has."""
+        while self._kept and self._kept[0].seq <= seq:
+            self._drop()
+
+    def since(self, seq: int, now: float) -> list[Sent]:
+        """Return every event after the one that the client had last.
+
+        Raises:
+            DuplexError: Some of them are gone; the client must begin anew.
+        """
+        while self._kept and self._kept[0].at + self._ttl_s < now:
+            self._drop()
+        if seq < self._dropped:
+            raise DuplexError(
+                "resync_required",
+                f"the events after {seq} are not kept any more; the first that is has number {self._dropped + 1}",
+                "last_received_server_event_seq",
+                hint="open a new session",
+            )
+        return [sent for sent in self._kept if sent.seq > seq]
+
+    def _drop(self) -> None:
+        sent = self._kept.popleft()
+        self._bytes -= sent.nbytes
+        self._dropped = sent.seq
+
+
+class Outbox:
+    """Number events, keep them where a client can resume, and hand them to the one socket that is attached.
+
+    Args:
+        journal: Where events are kept; None where the client cannot come back.
+        numbered: Whether the client sees the numbers.
+    """
+
+    def __init__(self, journal: Journal | None, *, numbered: bool) -> None:
+        self.journal = journal
+        self._numbered = numbered
+        self._waiting: deque[Sent] = deque()
+        self._bytes = 0
+        self._audio_s = 0.0
+        self._seq = 0
+        self._wake = asyncio.Event()
+        self._hangup: tuple[int, str] | None = None
+        self.attached = False
+
+    @property
+    def seq(self) -> int:
+        """Number of the last event."""
+        return self._seq
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes that wait for the client."""
+        return self._bytes
+
+    def put(self, event: Mapping[str, Any], now: float, *, audio_s: float = 0.0) -> None:
+        """Number an event and let it wait for the client.
+
+        Raises:
+            SlowConsumer: Too much waits. The event has its number and is kept where events are kept.
+        """
+        self._seq += 1
+        numbers = {"event_id": f"event_{self._seq:06x}"}
+        if self._numbered:
+            numbers |= {"server_event_seq": self._seq}  # type: ignore[dict-item]
+        nbytes = _OVERHEAD + sum(len(value) for value in event.values() if isinstance(value, (str, bytes)))
+        sent = Sent(self._seq, {"type": event["type"], **numbers, **event}, nbytes, audio_s, now)
+        if self.journal is not None:
+            self.journal.add(sent)
+        if not self.attached:
+            return
+        if self._bytes + nbytes > MAX_BYTES or self._audio_s + audio_s > MAX_AUDIO_S:
+            raise SlowConsumer
+        self._append(sent)
+
+    def _append(self, sent: Sent) -> None:
+        self._waiting.append(sent)
+        self._bytes += sent.nbytes
+        self._audio_s += sent.audio_s
+        self._wake.set()
+
+    def attach(self, replay: list[Sent]) -> None:
+        """Begin to serve a new socket, with what it missed first; what waited for the one before is in the journal."""
+        self._clear()
+        self._hangup = None
+        self.attached = True
+        for sent in replay:
+            self._append(sent)
+
+    def detach(self) -> None:
+        """Stop to serve a socket."""
+        self._clear()
+        self.attached = False
+
+    def hang_up(self, code: int, reason: str) -> None:
+        """Close the socket once it has what waits now."""
+        self._hangup = self._hangup or (code, reason)
+        self._wake.set()
+
+    def _clear(self) -> None:
+        self._waiting.clear()
+        self._bytes, self._audio_s = 0, 0.0
+
+    async def get(self) -> dict[str, Any] | tuple[int, str]:
+        """Return the next event, or the code and the reason with which the socket is to be closed."""
+        while not self._waiting and self._hangup is None:
+            self._wake.clear()
+            await self._wake.wait()
+        if self._waiting:
+            sent = self._waiting.popleft()
+            self._bytes -= sent.nbytes
+            self._audio_s = max(0.0, self._audio_s - sent.audio_s)
+            return sent.event
+        assert self._hangup is not None, "the loop ended for it"
+        return self._hangup
