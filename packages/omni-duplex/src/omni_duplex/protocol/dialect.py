@@ -26,12 +26,8 @@ class Dialect(Protocol):
         """Take what the session is; called once, before anything else."""
         ...
 
-    def decode(self, message: Mapping[str, Any], config: SessionConfig) -> Sequence[Command]:
-        """Return what a client's message asks for.
-
-        Args:
-            message: The message, a JSON object.
-            config: What is in force.
+    def decode(self, message: Mapping[str, Any]) -> Sequence[Command]:
+        """Return what a client's message, a JSON object, asks for.
 
         Raises:
             DuplexError: The message cannot be understood or a field cannot be used.

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from omni_duplex.errors import DuplexError
@@ -130,12 +131,13 @@ class SessionActor:
     async def receive(self, message: Mapping[str, Any]) -> None:
         """Take a client's message. What is wrong with it is answered by an error event, and the session goes on."""
         try:
-            commands = self.dialect.decode(message, self.session.config)
+            commands = self.dialect.decode(message)
         except DuplexError as error:
             self.complain(error, message.get("event_id"))
             return
+        event_id = message.get("event_id")
         for command in commands:
-            await self._mailbox.put(command)
+            await self._mailbox.put(replace(command, event_id=event_id) if isinstance(event_id, str) else command)
 
     def complain(self, error: DuplexError, event_id: object = None) -> None:
         """Tell the client what is wrong with what it sent."""

@@ -25,7 +25,7 @@ class PlainDialect:
     def begin(self, session_id: str, capabilities: Capabilities, config: SessionConfig) -> None:
         """Need nothing of the session."""
 
-    def decode(self, message: Mapping[str, Any], config: SessionConfig) -> Sequence[Command]:
+    def decode(self, message: Mapping[str, Any]) -> Sequence[Command]:
         """Return the command in a message."""
         return [message["command"]]
 
