@@ -186,13 +186,13 @@ async def test_a_model_that_refuses_a_configuration_costs_no_slot(manage: Any) -
 async def test_a_wrong_token_and_an_old_one_are_refused(manage: Any) -> None:
     manager = manage(ScriptedModel())
     actor = await manager.open(PlainDialect(resumable=True), SessionConfig())
-    _, token = manager.attach(actor)
+    token = manager.attach(actor).token
     while not actor.outbox.seq:
         await asyncio.sleep(0)
 
     with pytest.raises(DuplexError, match="token"):
         manager.resume(actor.session.id, "guess", 0)
-    _, _, newer = manager.resume(actor.session.id, token, 0)
+    newer = manager.resume(actor.session.id, token, 0).token
     with pytest.raises(DuplexError, match="token"):
         manager.resume(actor.session.id, token, 0)
     with pytest.raises(DuplexError, match="no event has the number 99"):
@@ -204,9 +204,9 @@ async def test_a_wrong_token_and_an_old_one_are_refused(manage: Any) -> None:
 async def test_a_client_that_stays_away_loses_its_session(manage: Any, clock: VirtualClock) -> None:
     manager = manage(ScriptedModel(), disconnect_grace_s=30.0)
     actor = await manager.open(PlainDialect(resumable=True), SessionConfig())
-    generation, _ = manager.attach(actor)
+    attachment = manager.attach(actor)
 
-    manager.detach(actor, generation)
+    manager.detach(attachment)
     while "grace" not in actor.session.timers:
         await asyncio.sleep(0)
     clock.advance(29)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ from omni_duplex.session import events as ev
 from omni_duplex.session.actor import Ear, SessionActor, Transcriber
 from omni_duplex.session.clock import Clock, LoopClock
 from omni_duplex.session.drivers import TurnDriver, UnitDriver, as_duplex_error
-from omni_duplex.session.outbox import Journal, Outbox
+from omni_duplex.session.outbox import Channel, Journal, Outbox, Sent
 from omni_duplex.session.state import Limits, Session
 
 logger = logging.getLogger(__name__)
@@ -40,6 +40,19 @@ class Tools:
     transcriber: Transcriber | None = None
     max_lead_s: float | None = 1.0
     """How far a client may be ahead of real time before a unit model lets its audio wait."""
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """A socket's hold on a session."""
+
+    actor: SessionActor
+    generation: int
+    """Its number, from 1."""
+    token: str
+    """What the client comes back with."""
+    channel: Channel
+    """What the socket sends."""
 
 
 @dataclass
@@ -170,34 +183,36 @@ class SessionManager:
 
     # -- sockets ---------------------------------------------------------------------------------------------------
 
-    def attach(self, actor: SessionActor) -> tuple[int, str]:
-        """Attach the first socket of a session; return the attachment's number and the token to come back with."""
-        lease = self._sessions[actor.session.id].lease
+    def attach(self, actor: SessionActor) -> Attachment:
+        """Attach the first socket of a session."""
+        return self._attach(self._sessions[actor.session.id], (), None)
+
+    def _attach(self, entry: _Entry, replay: Sequence[Sent], first: Callable[[str], dict[str, Any]] | None) -> Attachment:
+        actor, lease = entry.actor, entry.lease
         token = lease.grant()
-        actor.outbox.attach([])
+        actor.dialect.attached(lease.generation, token)
+        channel = actor.outbox.attach(replay, first(token) if first is not None else None)
         actor.post(ev.Attached(lease.generation))
-        return lease.generation, token
+        return Attachment(actor, lease.generation, token, channel)
 
-    def detach(self, actor: SessionActor, generation: int) -> None:
+    def detach(self, attachment: Attachment) -> None:
         """Note that a socket is gone; one that was taken over does not count."""
+        actor = attachment.actor
         entry = self._sessions.get(actor.session.id)
-        if entry is not None and entry.lease.generation == generation:
+        if entry is not None and entry.lease.generation == attachment.generation:
             actor.outbox.detach()
-        actor.post(ev.Detached(generation))
+        actor.post(ev.Detached(attachment.generation))
 
-    def resume(self, session_id: str, token: str, last_seq: int) -> tuple[SessionActor, int, str]:
+    def resume(self, session_id: str, token: str, last_seq: int) -> Attachment:
         """Attach another socket to a session, with every event that its client missed.
 
-        The socket that is there, if one is, gets no more; the caller closes it. Nothing waits in here, so that two sockets that
-        come at once take turns: the second one has an old token.
+        A socket that is there is told that it is replaced, and closed. Nothing waits in here, so that two sockets that come at
+        once take turns: the second one has an old token.
 
         Args:
             session_id: The session.
             token: Of its last attachment.
             last_seq: Number of the last event that the client has.
-
-        Returns:
-            The session, the attachment's number and its token.
 
         Raises:
             DuplexError: The session is not there, the token is wrong, or events are lost.
@@ -212,10 +227,13 @@ class SessionManager:
             raise DuplexError("invalid_event_ack", f"no event has the number {last_seq} yet", field_name)
         assert actor.outbox.journal is not None, "sessions that can be resumed have a journal"
         replay = actor.outbox.journal.since(last_seq, self._tools.clock.now())
-        token = entry.lease.grant()
-        actor.outbox.attach(replay)
-        actor.post(ev.Attached(entry.lease.generation))
-        return actor, entry.lease.generation, token
+        generation = entry.lease.generation + 1
+
+        def resumed(fresh: str) -> dict[str, Any]:
+            facts = {"session_id": session_id, "resume_token": fresh, "attachment_generation": generation}
+            return {"type": "session.resumed", **facts, "replayed_events": len(replay)}
+
+        return self._attach(entry, replay, resumed)
 
     # -- ending ----------------------------------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ class Talk:
     async def until(self, last: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
         while not found or found[-1]["type"] != last:
-            event = await self.actor.outbox.get()
+            event = await self.actor.outbox.channel.get()
             assert isinstance(event, dict), f"{event} before {last}; there were {found}"
             found.append(json.loads(json.dumps(event)))
         self.events += found

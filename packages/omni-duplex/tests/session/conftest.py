@@ -52,7 +52,7 @@ async def read(actor: SessionActor, last: str) -> list[dict[str, Any]]:
     """Return events up to the first one of a type."""
     found: list[dict[str, Any]] = []
     while not found or found[-1]["type"] != last:
-        event = await actor.outbox.get()
+        event = await actor.outbox.channel.get()
         assert isinstance(event, dict), f"the socket was closed with {event} before {last}; there were {found}"
         found.append(event)
     return found

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from omni_duplex.manager import SessionManager
+from omni_duplex.manager import Attachment, SessionManager
 from omni_duplex.model import AudioOut, Fence, Listen, Samples, SessionConfig, TextOut, TurnEnd
 from omni_duplex.session import events as ev
 from omni_duplex.session.actor import SessionActor
@@ -35,9 +35,9 @@ async def say(actor: SessionActor, command: ev.Command) -> None:
     await actor.receive({"command": command})
 
 
-async def begin(manager: SessionManager, dialect: PlainDialect | None = None, **config: Any) -> tuple[SessionActor, int, str]:
+async def begin(manager: SessionManager, dialect: PlainDialect | None = None, **config: Any) -> tuple[SessionActor, Attachment]:
     actor = await manager.open(dialect or PlainDialect(), SessionConfig(**config))
-    return (actor, *manager.attach(actor))
+    return actor, manager.attach(actor)
 
 
 def types(events: Sequence[dict[str, Any]]) -> list[str]:
@@ -45,7 +45,7 @@ def types(events: Sequence[dict[str, Any]]) -> list[str]:
 
 
 async def test_a_turn_is_answered_in_the_order_of_the_realtime_api(manage: Manage, until: Any) -> None:
-    actor, _, _ = await begin(manage(ScriptedTurnModel([answer()])), turn_detection=None)
+    actor, _ = await begin(manage(ScriptedTurnModel([answer()])), turn_detection=None)
     await say(actor, ev.Append(np.zeros(UNIT, np.float32)))
     await say(actor, ev.Commit())
     await say(actor, ev.CreateResponse())
@@ -77,7 +77,7 @@ async def test_a_turn_is_answered_in_the_order_of_the_realtime_api(manage: Manag
 
 async def test_a_unit_model_hears_every_sample_in_units(manage: Manage, until: Any) -> None:
     model = ScriptedModel([lambda fence: [Listen(fence)]] * 3)
-    actor, _, _ = await begin(manage(model))
+    actor, _ = await begin(manage(model))
     ramp = np.arange(3 * UNIT, dtype=np.float32)
 
     for piece in np.split(ramp, [7, 1900, 1921, 5000]):
@@ -94,7 +94,7 @@ async def test_a_unit_model_hears_silence_while_the_client_sends_nothing(
     manage: Manage, clock: VirtualClock, until: Any
 ) -> None:
     model = ScriptedModel([lambda fence: [Listen(fence)]] * 4)
-    actor, _, _ = await begin(manage(model))
+    actor, _ = await begin(manage(model))
     await say(actor, ev.Append(np.ones(UNIT, np.float32)))
     await until(actor, "response.listen")
 
@@ -111,7 +111,7 @@ async def test_nothing_of_an_answer_leaves_after_it_was_cancelled(manage: Manage
     """B28: cancel after any number of outputs; one terminal event, no delta after it, and the next answer comes."""
     model = ScriptedTurnModel([lambda fence: [TextOut("a ", fence)] + [tone(fence)] * 5 + [TurnEnd(fence)], answer("next ")])
     model.hold()
-    actor, _, _ = await begin(manage(model), turn_detection=None)
+    actor, _ = await begin(manage(model), turn_detection=None)
     await say(actor, ev.Append(np.zeros(UNIT, np.float32)))
     await say(actor, ev.Commit())
     await say(actor, ev.CreateResponse())
@@ -119,7 +119,7 @@ async def test_nothing_of_an_answer_leaves_after_it_was_cancelled(manage: Manage
     first = events[-1]["response"]["id"]
     model.give(given)
     while len(events) < 5 + given + 3 * bool(given):
-        event = await actor.outbox.get()
+        event = await actor.outbox.channel.get()
         assert isinstance(event, dict)
         events.append(event)
 
@@ -162,7 +162,7 @@ class LoudEar:
 
 async def test_speech_interrupts_the_answer_and_becomes_the_next_turn(manage: Manage, clock: VirtualClock, until: Any) -> None:
     model = ScriptedTurnModel([lambda fence: [TextOut("one ", fence), tone(fence, 1.0)] * 9, answer("two ")])
-    actor, _, _ = await begin(manage(model, ear=lambda *_: LoudEar()))
+    actor, _ = await begin(manage(model, ear=lambda *_: LoudEar()))
     loud, quiet = np.ones(UNIT, np.float32), np.zeros(UNIT, np.float32)
     await say(actor, ev.Append(loud))
     await say(actor, ev.Append(quiet))
@@ -190,7 +190,7 @@ async def test_speech_interrupts_the_answer_and_becomes_the_next_turn(manage: Ma
 async def test_a_turn_that_ends_during_an_answer_is_answered_after_it(manage: Manage, until: Any) -> None:
     model = ScriptedTurnModel([answer("one "), answer("two ")])
     model.hold()
-    actor, _, _ = await begin(manage(model, ear=lambda *_: LoudEar()))
+    actor, _ = await begin(manage(model, ear=lambda *_: LoudEar()))
     actor.session.config = replace(
         actor.session.config, turn_detection=replace(actor.session.config.turn_detection, interrupt_response=False)
     )
@@ -210,7 +210,7 @@ async def test_a_failing_turn_costs_the_turn_and_not_the_session(manage: Manage,
     def broken(fence: Fence) -> list[Any]:
         raise OSError("the model is broken")
 
-    actor, _, _ = await begin(manage(ScriptedTurnModel([broken, answer()])), turn_detection=None)
+    actor, _ = await begin(manage(ScriptedTurnModel([broken, answer()])), turn_detection=None)
     await say(actor, ev.Append(np.zeros(UNIT, np.float32)))
     await say(actor, ev.Commit())
     await say(actor, ev.CreateResponse())
@@ -227,20 +227,20 @@ async def test_a_failing_unit_ends_the_session(manage: Manage, until: Any) -> No
         raise OSError("the model is broken")
 
     manager = manage(ScriptedModel([broken]))
-    actor, _, _ = await begin(manager)
+    actor, _ = await begin(manager)
 
     await say(actor, ev.Append(np.zeros(UNIT, np.float32)))
     events = await until(actor, "session.closed")
 
     assert "error" in types(events)
-    assert await actor.outbox.get() == (1011, "model_failed")
+    assert await actor.outbox.channel.get() == (1011, "model_failed")
     await asyncio.wait_for(actor.freed.wait(), 10)
     assert manager.placement.held == 0
 
 
 async def test_too_much_pending_audio_is_refused_and_the_rest_is_kept(manage: Manage, until: Any) -> None:
     manager = manage(ScriptedTurnModel([answer()]), max_pending_input_bytes_per_session=4 * UNIT)
-    actor, _, _ = await begin(manager, turn_detection=None)
+    actor, _ = await begin(manager, turn_detection=None)
 
     for _ in range(3):
         await say(actor, ev.Append(np.zeros(UNIT // 2, np.float32)))
@@ -256,23 +256,23 @@ async def test_too_much_pending_audio_is_refused_and_the_rest_is_kept(manage: Ma
 async def test_a_slow_reader_loses_its_session_and_memory_stays_bounded(manage: Manage) -> None:
     count = int(MAX_AUDIO_S) + 5
     manager = manage(ScriptedTurnModel([lambda fence: [tone(fence, 1.0)] * count]))
-    actor, _, _ = await begin(manager, turn_detection=None)
+    actor, _ = await begin(manager, turn_detection=None)
     await say(actor, ev.Append(np.zeros(UNIT, np.float32)))
     await say(actor, ev.Commit())
 
     await say(actor, ev.CreateResponse())
     await asyncio.wait_for(actor.freed.wait(), 10)
 
-    assert await actor.outbox.get() == (4003, "slow_consumer")
-    assert actor.outbox.waiting_bytes == 0
+    assert await actor.outbox.channel.get() == (4003, "slow_consumer")
+    assert actor.outbox.channel.nbytes == 0
 
 
 async def test_a_session_in_which_nothing_happens_expires(manage: Manage, clock: VirtualClock, until: Any) -> None:
-    actor, _, _ = await begin(manage(ScriptedTurnModel(), idle_ttl_s=10.0), turn_detection=None)
+    actor, _ = await begin(manage(ScriptedTurnModel(), idle_ttl_s=10.0), turn_detection=None)
     await until(actor, "session.created")
     clock.advance(6)
     await say(actor, ev.Touch())
-    await actor.idle()
+    await until(actor, "session.heartbeat_ack")
     clock.advance(6)
     await actor.idle()
     assert actor.session.life == "attached"
@@ -281,7 +281,7 @@ async def test_a_session_in_which_nothing_happens_expires(manage: Manage, clock:
     events = await until(actor, "session.expired")
 
     assert types(events) == ["session.expired"]
-    assert await actor.outbox.get() == (4002, "expired")
+    assert await actor.outbox.channel.get() == (4002, "expired")
 
 
 @pytest.mark.parametrize("cut", range(1, 14))
@@ -292,7 +292,7 @@ async def test_a_client_that_comes_back_misses_nothing(manage: Manage, until: An
         model = ScriptedTurnModel([answer()])
         model.hold()
         manager = manage(model)
-        actor, generation, token = await begin(manager, PlainDialect(resumable=True), turn_detection=None)
+        actor, attachment = await begin(manager, PlainDialect(resumable=True), turn_detection=None)
         await say(actor, ev.Append(np.zeros(UNIT, np.float32)))
         await say(actor, ev.Commit())
         await say(actor, ev.CreateResponse())
@@ -300,10 +300,11 @@ async def test_a_client_that_comes_back_misses_nothing(manage: Manage, until: An
         events: list[dict[str, Any]] = []
         while not events or events[-1]["type"] != "response.done":
             if len(events) == at:
-                manager.detach(actor, generation)
-                actor, generation, token = manager.resume(actor.session.id, token, events[-1]["server_event_seq"])
+                manager.detach(attachment)
+                attachment = manager.resume(actor.session.id, attachment.token, len(events))
+                assert (await actor.outbox.channel.get())["type"] == "session.resumed"  # type: ignore[call-overload]
                 at = None
-            event = await actor.outbox.get()
+            event = await actor.outbox.channel.get()
             assert isinstance(event, dict)
             events.append(event)
         return events
@@ -311,7 +312,7 @@ async def test_a_client_that_comes_back_misses_nothing(manage: Manage, until: An
     whole, resumed = await run(None), await run(cut)
 
     assert types(resumed) == types(whole)
-    assert [event["server_event_seq"] for event in resumed] == list(range(1, len(whole) + 1))
+    assert [event["server_event_seq"] for event in resumed[1:]] == list(range(2, len(whole) + 1))
     sound = [
         np.concatenate([e["delta"].pcm for e in run if e["type"] == "response.output_audio.delta"]) for run in (whole, resumed)
     ]

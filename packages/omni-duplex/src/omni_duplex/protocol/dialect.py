@@ -26,6 +26,10 @@ class Dialect(Protocol):
         """Take what the session is; called once, before anything else."""
         ...
 
+    def attached(self, generation: int, token: str) -> None:
+        """Take the number of the attachment that begins, and the token with which the client can come back."""
+        ...
+
     def decode(self, message: Mapping[str, Any]) -> Sequence[Command]:
         """Return what a client's message, a JSON object, asks for.
 

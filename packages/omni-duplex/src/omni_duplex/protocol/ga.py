@@ -32,6 +32,7 @@ EXTENSIONS = frozenset(
         "playback.acknowledged",
         "session.closed",
         "session.expired",
+        "session.heartbeat_ack",
     }
 )
 """Events of ours that clients of the realtime API do not know: some of them fail on any that they do not."""
@@ -71,6 +72,9 @@ class GaDialect:
         self.capabilities = capabilities
         self.config = config
         self._expires_at = int(time.time()) + SESSION_S
+
+    def attached(self, generation: int, token: str) -> None:
+        """Need none of it: clients of the realtime API cannot come back."""
 
     def check_updates(self, validate: Callable[[SessionConfig, SessionConfig], None]) -> None:
         """Ask the model, too, before settings change."""

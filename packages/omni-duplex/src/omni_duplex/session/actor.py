@@ -202,6 +202,9 @@ class SessionActor:
             case ev.ForgetInput():
                 if self._ear is not None:
                     self._ear.reset()
+            case ev.Trim():
+                if self.outbox.journal is not None:
+                    self.outbox.journal.acknowledge(effect.seq)
             case ev.Cleanup():
                 self._beside(self._clean())
             case ev.Hangup():

@@ -119,6 +119,20 @@ class Touch(Command):
     """Nothing but a sign of life."""
 
 
+@dataclass(frozen=True)
+class Acknowledge(Command):
+    """The client has every event up to this number."""
+
+    seq: int
+
+
+@dataclass(frozen=True)
+class Signal(Command):
+    """The client itself has found that its user began or stopped to speak."""
+
+    speaks: bool
+
+
 # -- from the model, the ear and the clock -----------------------------------------------------------------------------
 
 
@@ -283,6 +297,13 @@ class ForgetInput:
 
 
 @dataclass(frozen=True)
+class Trim:
+    """Forget the events that the client has."""
+
+    seq: int
+
+
+@dataclass(frozen=True)
 class Arm:
     """Send `Timer(name, at)` at this time. A timer of the same name that waits is replaced."""
 
@@ -315,4 +336,6 @@ class Free:
     """Give the session's slot back; it is over."""
 
 
-Effect = Send | Feed | Respond | Interrupt | Configure | Transcribe | ForgetInput | Arm | Disarm | Cleanup | Hangup | Free
+Effect = (
+    Send | Feed | Respond | Interrupt | Configure | Transcribe | ForgetInput | Trim | Arm | Disarm | Cleanup | Hangup | Free
+)

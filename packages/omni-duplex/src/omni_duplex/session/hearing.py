@@ -98,6 +98,23 @@ def speech_stopped(session: Session, event: ev.SpeechStopped, now: float) -> lis
     return effects
 
 
+def signalled(session: Session, event: ev.Signal, now: float) -> list[ev.Effect]:
+    """Take the client's word for who speaks, where nothing here listens for it."""
+    if session.config.turn_detection is not None:
+        raise DuplexError(
+            "turn_detection_active",
+            "turn detection of this server is on, so that it does not take the client's word",
+            hint="set turn_detection to null",
+        )
+    if event.speaks:
+        if session.speaking is Speaking.SILENT or not session.capabilities.barge_in:
+            return []
+        return answering.interrupt(session, now, "turn_detected")
+    if session.uncommitted == 0:
+        return []
+    return [*_commit(session), *answering.answer_turn(session, now)]
+
+
 def commit(session: Session, event: ev.Commit, now: float) -> list[ev.Effect]:
     """End the user's turn at the client's word. It asks for no answer: `response.create` does."""
     if session.uncommitted == 0:

@@ -21,7 +21,6 @@ CODES = {
     "model_failed": 1011,
 }
 """Close codes of the socket by the reason for which a session ends; 1000 for others."""
-REPLACED = 4001
 
 
 def stay_alive(session: Session, now: float) -> list[ev.Effect]:
@@ -31,8 +30,13 @@ def stay_alive(session: Session, now: float) -> list[ev.Effect]:
 
 
 def touch(session: Session, event: ev.Touch, now: float) -> list[ev.Effect]:
-    """Do nothing: that it came is what counts."""
-    return []
+    """Answer a sign of life; that it came is what counts."""
+    return [ev.Send({"type": "session.heartbeat_ack"})]
+
+
+def acknowledge(session: Session, event: ev.Acknowledge, now: float) -> list[ev.Effect]:
+    """Forget what the client has received."""
+    return [ev.Trim(event.seq)]
 
 
 def update(session: Session, event: ev.Update, now: float) -> list[ev.Effect]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,8 @@ MAX_BYTES = 4 * 1024**2
 """Most bytes that may wait for a client that reads slowly."""
 MAX_AUDIO_S = 30.0
 """Most seconds of audio that may wait."""
+REPLACED = 4001
+"""Code with which a socket is closed whose session another one has taken over."""
 _OVERHEAD = 256
 """Bytes that an event is taken for besides its audio and text."""
 
@@ -84,6 +86,49 @@ class Journal:
         self._dropped = sent.seq
 
 
+class Channel:
+    """What waits for one socket."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Sent] = deque()
+        self._wake = asyncio.Event()
+        self._hangup: tuple[int, str] | None = None
+        self.nbytes = 0
+        """Bytes that wait."""
+        self.audio_s = 0.0
+        """Seconds of audio that wait."""
+
+    def add(self, sent: Sent) -> None:
+        """Let an event wait."""
+        self._waiting.append(sent)
+        self.nbytes += sent.nbytes
+        self.audio_s += sent.audio_s
+        self._wake.set()
+
+    def clear(self) -> None:
+        """Forget what waits."""
+        self._waiting.clear()
+        self.nbytes, self.audio_s = 0, 0.0
+
+    def hang_up(self, code: int, reason: str) -> None:
+        """Close the socket once it has what waits now. The first reason counts."""
+        self._hangup = self._hangup or (code, reason)
+        self._wake.set()
+
+    async def get(self) -> dict[str, Any] | tuple[int, str]:
+        """Return the next event, or the code and the reason with which the socket is to be closed."""
+        while not self._waiting and self._hangup is None:
+            self._wake.clear()
+            await self._wake.wait()
+        if self._waiting:
+            sent = self._waiting.popleft()
+            self.nbytes -= sent.nbytes
+            self.audio_s = max(0.0, self.audio_s - sent.audio_s)
+            return sent.event
+        assert self._hangup is not None, "the loop ended for it"
+        return self._hangup
+
+
 class Outbox:
     """Number events, keep them where a client can resume, and hand them to the one socket that is attached.
 
@@ -94,24 +139,16 @@ class Outbox:
 
     def __init__(self, journal: Journal | None, *, numbered: bool) -> None:
         self.journal = journal
+        self.channel = Channel()
+        """Of the socket that is attached, or was last."""
         self._numbered = numbered
-        self._waiting: deque[Sent] = deque()
-        self._bytes = 0
-        self._audio_s = 0.0
         self._seq = 0
-        self._wake = asyncio.Event()
-        self._hangup: tuple[int, str] | None = None
-        self.attached = False
+        self._attached = False
 
     @property
     def seq(self) -> int:
         """Number of the last event."""
         return self._seq
-
-    @property
-    def waiting_bytes(self) -> int:
-        """Bytes that wait for the client."""
-        return self._bytes
 
     def put(self, event: Mapping[str, Any], now: float, *, audio_s: float = 0.0) -> None:
         """Number an event and let it wait for the client.
@@ -120,56 +157,45 @@ class Outbox:
             SlowConsumer: Too much waits. The event has its number and is kept where events are kept.
         """
         self._seq += 1
-        numbers = {"event_id": f"event_{self._seq:06x}"}
-        if self._numbered:
-            numbers |= {"server_event_seq": self._seq}  # type: ignore[dict-item]
+        numbers: dict[str, Any] = {"event_id": f"event_{self._seq:06x}"}
+        if self._numbered and event["type"] != "session.created":
+            numbers["server_event_seq"] = self._seq
         nbytes = _OVERHEAD + sum(len(value) for value in event.values() if isinstance(value, (str, bytes)))
         sent = Sent(self._seq, {"type": event["type"], **numbers, **event}, nbytes, audio_s, now)
         if self.journal is not None:
             self.journal.add(sent)
-        if not self.attached:
+        if not self._attached:
             return
-        if self._bytes + nbytes > MAX_BYTES or self._audio_s + audio_s > MAX_AUDIO_S:
+        if self.channel.nbytes + nbytes > MAX_BYTES or self.channel.audio_s + audio_s > MAX_AUDIO_S:
             raise SlowConsumer
-        self._append(sent)
+        self.channel.add(sent)
 
-    def _append(self, sent: Sent) -> None:
-        self._waiting.append(sent)
-        self._bytes += sent.nbytes
-        self._audio_s += sent.audio_s
-        self._wake.set()
+    def tell(self, event: Mapping[str, Any]) -> None:
+        """Send the socket that is attached something that has no number and is not kept."""
+        if self._attached:
+            self.channel.add(Sent(0, dict(event), _OVERHEAD, 0.0, 0.0))
 
-    def attach(self, replay: list[Sent]) -> None:
-        """Begin to serve a new socket, with what it missed first; what waited for the one before is in the journal."""
-        self._clear()
-        self._hangup = None
-        self.attached = True
+    def attach(self, replay: Sequence[Sent] = (), first: Mapping[str, Any] | None = None) -> Channel:
+        """Begin to serve a new socket, with what it missed first, and return what it reads from.
+
+        A socket that is there is told that it is replaced, and closed; what waits for it is in the journal.
+        """
+        if self._attached:
+            self.channel.clear()
+            self.tell({"type": "session.replaced"})
+            self.channel.hang_up(REPLACED, "another connection has taken this session over")
+        self.channel, self._attached = Channel(), True
+        if first is not None:
+            self.tell(first)
         for sent in replay:
-            self._append(sent)
+            self.channel.add(sent)
+        return self.channel
 
     def detach(self) -> None:
-        """Stop to serve a socket."""
-        self._clear()
-        self.attached = False
+        """Stop to serve the socket."""
+        self.channel.clear()
+        self._attached = False
 
     def hang_up(self, code: int, reason: str) -> None:
         """Close the socket once it has what waits now."""
-        self._hangup = self._hangup or (code, reason)
-        self._wake.set()
-
-    def _clear(self) -> None:
-        self._waiting.clear()
-        self._bytes, self._audio_s = 0, 0.0
-
-    async def get(self) -> dict[str, Any] | tuple[int, str]:
-        """Return the next event, or the code and the reason with which the socket is to be closed."""
-        while not self._waiting and self._hangup is None:
-            self._wake.clear()
-            await self._wake.wait()
-        if self._waiting:
-            sent = self._waiting.popleft()
-            self._bytes -= sent.nbytes
-            self._audio_s = max(0.0, self._audio_s - sent.audio_s)
-            return sent.event
-        assert self._hangup is not None, "the loop ended for it"
-        return self._hangup
+        self.channel.hang_up(code, reason)

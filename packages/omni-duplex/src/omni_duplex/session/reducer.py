@@ -37,6 +37,8 @@ _HANDLERS: dict[type, Handler] = {
     ev.TruncateItem: conversation.truncate,
     ev.Update: living.update,
     ev.Touch: living.touch,
+    ev.Acknowledge: living.acknowledge,
+    ev.Signal: hearing.signalled,
     ev.Close: living.close,
     ev.Attached: living.attached,
     ev.Detached: living.detached,

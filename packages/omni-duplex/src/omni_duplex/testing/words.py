@@ -25,6 +25,9 @@ class PlainDialect:
     def begin(self, session_id: str, capabilities: Capabilities, config: SessionConfig) -> None:
         """Need nothing of the session."""
 
+    def attached(self, generation: int, token: str) -> None:
+        """Need none of it."""
+
     def decode(self, message: Mapping[str, Any]) -> Sequence[Command]:
         """Return the command in a message."""
         return [message["command"]]
