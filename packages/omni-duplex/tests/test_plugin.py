@@ -1,4 +1,4 @@
-"""The plugin of this version loads, offers nothing, and costs nothing."""
+"""The plugin loads, offers its command, and costs nothing."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from omni_core.plugins import PluginManager
 from omni_duplex import plugin
 
 
-def test_the_plugin_loads_and_offers_nothing() -> None:
+def test_the_plugin_loads_and_offers_its_command() -> None:
     manager = PluginManager()
 
     manager.add(plugin, "omni-duplex", "0.1.0")
 
     (report,) = manager.reports
     assert report.status == "ok", report.reason
-    assert report.hooks == ()
+    assert report.hooks == ("omni_commands",)
 
 
 def test_the_plugin_imports_nothing_heavy() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from omni_core.commands import CommandEntry
 from omni_core.hookspecs import hookimpl
 from omni_duplex.errors import DuplexError
 from omni_duplex.model import (
@@ -45,3 +48,13 @@ __all__ = [
     "TurnEnd",
     "hookimpl",
 ]
+
+
+@hookimpl
+def omni_commands() -> Iterable[CommandEntry]:
+    """Offer `omni vad`."""
+    return [
+        CommandEntry(
+            "vad", "fetch the weights of the speech detector for realtime sessions", "omni_duplex.commands.vad:command"
+        )
+    ]

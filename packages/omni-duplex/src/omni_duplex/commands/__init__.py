@@ -1,0 +1,1 @@
+"""Commands of the `omni` program that omni-duplex brings."""
