@@ -18,6 +18,7 @@ from omni_core.plugins import PluginManager
 from omni_server import hookspecs, plugin
 from omni_server.app import build_app
 from omni_server.context import ServerSettings
+from omni_server.fake_chat import SPEAKING
 from omni_server.fake_engine import FakeEngine
 
 
@@ -29,6 +30,18 @@ def anyio_backend() -> str:
 @pytest.fixture
 def engine() -> FakeEngine:
     return FakeEngine()
+
+
+@pytest.fixture
+def talking() -> FakeEngine:
+    """An engine that answers conversations in text and speech."""
+    return FakeEngine(chat=SPEAKING, stages=("thinker", "talker", "code2wav"), speaks=False)
+
+
+@pytest.fixture
+def chatty(talking: FakeEngine, make_client: Callable[..., Client]) -> Client:
+    """A client of an application on `talking`."""
+    return make_client(talking)
 
 
 def plugins_with(**others: Any) -> PluginManager:
@@ -57,6 +70,20 @@ class Client(httpx.AsyncClient):
     async def speak(self, text: str = "hello", *, headers: dict[str, str] | None = None, **fields: Any) -> httpx.Response:
         """Ask for speech."""
         return await self.post("/v1/audio/speech", json={"input": text, **fields}, headers=headers)
+
+    async def chat(self, content: Any = "hello", **fields: Any) -> httpx.Response:
+        """Send a conversation of one message, or that of `messages`."""
+        messages = fields.pop("messages", [{"role": "user", "content": content}])
+        return await self.post("/v1/chat/completions", json={"messages": messages, **fields})
+
+    async def chat_refused(self, param: str | None, content: Any = "hello", *, status: int = 400, **fields: Any) -> str:
+        """Send a conversation, check that it is refused with an OpenAI error object, and return the message."""
+        response = await self.chat(content, **fields)
+        assert response.status_code == status, response.text
+        error = response.json()["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert error["param"] == param, error
+        return str(error["message"])
 
     async def refused(self, status: int, param: str | None = None, **fields: Any) -> str:
         """Ask for speech, check that it is refused with an OpenAI error object, and return the message."""
@@ -181,3 +208,84 @@ def read_events(text: str) -> list[dict[str, Any]]:
 def events() -> Callable[[str], list[dict[str, Any]]]:
     """Read server-sent events as their JSON."""
     return read_events
+
+
+class Talk:
+    """One WebSocket connection to an application, message by message, with a client that can leave or stop reading."""
+
+    def __init__(self, app: Any, path: str = "/v1/audio/speech/stream", headers: dict[str, str] | None = None) -> None:
+        given = {"host": "test", **(headers or {})}
+        offered = given.get("sec-websocket-protocol", "")
+        scope = {
+            "type": "websocket",
+            "asgi": {"version": "3.0", "spec_version": "2.4"},
+            "http_version": "1.1",
+            "scheme": "ws",
+            "path": path,
+            "raw_path": path.encode(),
+            "root_path": "",
+            "query_string": b"",
+            "headers": [(name.encode(), value.encode()) for name, value in given.items()],
+            "subprotocols": [name.strip() for name in offered.split(",") if name.strip()],
+            "client": ("test", 1),
+            "server": ("test", 80),
+        }
+        self.sent: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.flowing = asyncio.Event()
+        self.flowing.set()
+        self._given: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._given.put_nowait({"type": "websocket.connect"})
+        self.task = asyncio.create_task(app(scope, self._given.get, self._send))
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        await self.flowing.wait()
+        self.sent.put_nowait(message)
+
+    def say(self, kind: str, **fields: Any) -> None:
+        """Send a message."""
+        self.say_raw(json.dumps({"type": kind, **fields}))
+
+    def say_raw(self, text: str | bytes) -> None:
+        """Send any text or bytes."""
+        self._given.put_nowait({"type": "websocket.receive", "bytes" if isinstance(text, bytes) else "text": text})
+
+    def leave(self, code: int = 1001) -> None:
+        """Go away."""
+        self._given.put_nowait({"type": "websocket.disconnect", "code": code})
+
+    async def next(self) -> dict[str, Any]:
+        """Return the next raw message of the server."""
+        return await asyncio.wait_for(self.sent.get(), 10)
+
+    async def event(self) -> dict[str, Any]:
+        """Return the next message, which must be an event."""
+        message = await self.next()
+        assert "text" in message, message
+        found: dict[str, Any] = json.loads(message["text"])
+        return found
+
+    async def until(self, kind: str) -> list[dict[str, Any]]:
+        """Return the events up to one of a kind; binary frames come as `{"type": "bytes", "data": ...}`."""
+        found = []
+        while not found or found[-1]["type"] != kind:
+            message = await self.next()
+            assert message["type"] != "websocket.close", message
+            if message.get("bytes") is not None:
+                found.append({"type": "bytes", "data": message["bytes"]})
+            elif "text" in message:
+                found.append(json.loads(message["text"]))
+        return found
+
+    async def closed(self) -> tuple[int, list[dict[str, Any]]]:
+        """Wait until the server closes; return the close code and the events before."""
+        found = []
+        while (message := await self.next())["type"] != "websocket.close":
+            if "text" in message:
+                found.append(json.loads(message["text"]))
+        await asyncio.wait_for(asyncio.gather(self.task, return_exceptions=True), 10)
+        return message["code"], found
+
+
+@pytest.fixture
+def talk() -> type[Talk]:
+    return Talk

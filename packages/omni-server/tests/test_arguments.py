@@ -22,9 +22,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 def test_defaults_are_those_of_the_settings(parser: argparse.ArgumentParser) -> None:
-    args = parser.parse_args(["m"])
+    args = parser.parse_args(["m", "--voices-dir", "/v"])
 
-    assert make_settings(args) == ServerSettings("m")
+    assert make_settings(args) == ServerSettings("m", voices_dir="/v")
     assert (args.host, args.port) == ("127.0.0.1", 8000)
 
 
@@ -32,6 +32,7 @@ def test_every_setting_has_a_flag(parser: argparse.ArgumentParser, tmp_path: Pat
     line = "m --omni --served-model-name a b --api-key k --api-key l --allowed-media-domains A.example,b.example c.example"
     line += f" --allowed-local-media-path {tmp_path} --allowed-origins * --max-body-bytes 5 --max-media-bytes 6"
     line += " --media-timeout 7 --request-timeout 8 --reference-cache-entries 9 --reference-cache-bytes 0"
+    line += f" --voices-dir {tmp_path}/v --max-voices 10 --voice-policy overwrite"
 
     settings = make_settings(parser.parse_args(line.split()))
 
@@ -43,12 +44,13 @@ def test_every_setting_has_a_flag(parser: argparse.ArgumentParser, tmp_path: Pat
     assert (settings.max_body_bytes, settings.max_media_bytes) == (5, 6)
     assert (settings.media_timeout, settings.request_timeout) == (7, 8)
     assert (settings.reference_cache_entries, settings.reference_cache_bytes) == (9, 0)
+    assert (settings.voices_dir, settings.max_voices, settings.voice_policy) == (f"{tmp_path}/v", 10, "overwrite")
 
 
 def test_engine_options_are_the_engines_own_unless_flags_say_otherwise(parser: argparse.ArgumentParser) -> None:
     """DV-10."""
     line = "m --stage-init-timeout 3 --init-timeout 4 --omni-lb-policy least-queue-length --max-queued-requests 0"
-    line += " --max-queue-time 5 --stall-timeout 0"
+    line += " --max-queue-time 5 --stall-timeout 0 --stage-heartbeat-timeout 6"
 
     assert make_engine_options(parser.parse_args(["m"])) == EngineOptions()
     assert make_engine_options(parser.parse_args(line.split())) == EngineOptions(
@@ -58,6 +60,7 @@ def test_engine_options_are_the_engines_own_unless_flags_say_otherwise(parser: a
         max_queued_requests=0,
         max_queue_time_s=5,
         stall_timeout_s=None,
+        stage_heartbeat_timeout_s=6,
     )
 
 

@@ -17,6 +17,8 @@ from typing import Any
 
 import httpx
 import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
 
 from omni_server import listening
 
@@ -181,6 +183,53 @@ class TestStart:
 
         assert httpx.get(f"{url}/health", trust_env=False).status_code == 200
         assert httpx.get(f"{url}/v1/models", trust_env=False).status_code == 401
+
+
+class TestSockets:
+    """WebSockets through the real HTTP server."""
+
+    def test_sentences_arrive_while_text_is_sent(self, server: Server) -> None:
+        url = server.ready().replace("http", "ws", 1) + "/v1/audio/speech/stream"
+
+        with connect(url, open_timeout=PATIENCE_S, proxy=None) as socket:
+            socket.send(json.dumps({"type": "session.config", "response_format": "pcm"}))
+            socket.send(json.dumps({"type": "input.text", "text": "wait-later is this. Then"}))
+            begun = [socket.recv(PATIENCE_S) for _ in range(2)]
+            server.signal(signal.SIGUSR1)  # lets the request go on
+            socket.send(json.dumps({"type": "session.close"}))
+            rest = list(socket)
+
+        assert json.loads(begun[0])["sentence_text"] == "wait-later is this. "
+        assert len(begun[1]) == 2 * 5 * 1920
+        assert json.loads(rest[-1]) == {"type": "session.done", "utterance_index": 0, "total_sentences": 2}
+
+    def test_client_that_leaves_aborts_its_request(self, server: Server) -> None:
+        url = server.ready().replace("http", "ws", 1) + "/v1/audio/speech/stream"
+
+        with connect(url, open_timeout=PATIENCE_S, proxy=None) as socket:
+            socket.send(json.dumps({"type": "session.config"}))
+            socket.send(json.dumps({"type": "input.text", "text": "endless is this. Then"}))
+            socket.recv(PATIENCE_S)
+            socket.socket.close()  # without a close frame
+
+        server.wait_for("aborted speech-")
+
+    def test_sigterm_tells_clients_and_ends(self, server: Server) -> None:
+        url = server.ready().replace("http", "ws", 1) + "/v1/audio/speech/stream"
+
+        with connect(url, open_timeout=PATIENCE_S, proxy=None) as socket:
+            socket.send(json.dumps({"type": "session.config"}))
+            socket.send(json.dumps({"type": "input.text", "text": "stall is this. Then"}))
+            socket.recv(PATIENCE_S)
+            server.signal(signal.SIGTERM)
+            with pytest.raises(ConnectionClosed) as caught:
+                socket.recv(PATIENCE_S)
+
+        assert caught.value.rcvd is not None
+        assert caught.value.rcvd.code == 1012
+        code, _, stderr = server.ended()
+        assert code == 0
+        assert not any("Traceback" in line for line in stderr)
 
 
 class TestStop:

@@ -58,6 +58,32 @@ class TestWholeBody:
             seconds = SAMPLES / engine.traits.sample_rate
             assert frames / stream.rate == pytest.approx(seconds, abs=0.15 if name == "aac" else 1e-9)
 
+    @pytest.mark.parametrize("delivery", ["audio", "sse"])
+    @pytest.mark.parametrize("name", sorted(set(FORMATS) - {"flac"}))
+    async def test_stereo_at_48_khz_is_streamed_as_such(self, name: str, delivery: str, make_client: Any, events: Any) -> None:
+        """Issue 6: the left channel is louder, and stays the left one."""
+        engine = FakeEngine(traits=replace(TRAITS, channels=2, sample_rate=48000))
+
+        response = await make_client(engine).speak(response_format=name, stream_format=delivery)
+
+        assert (response.headers["x-omni-sample-rate"], response.headers["x-omni-channels"]) == ("48000", "2")
+        data = response.content
+        if delivery == "sse":
+            parts = [event["audio"] for event in events(response.text) if event["type"] == "speech.audio.delta"]
+            data = b"".join(map(base64.b64decode, parts))
+        if name == "pcm":
+            assert data == whole_tone(engine)
+            return
+        with av.open(io.BytesIO(data)) as container:
+            stream = container.streams.audio[0]
+            assert (stream.rate, stream.channels) == (48000, 2)
+            resampler = av.AudioResampler(format="flt")
+            frames = [part for frame in container.decode(stream) for part in resampler.resample(frame)]
+        samples = np.concatenate([frame.to_ndarray().reshape(-1, 2) for frame in frames])
+        assert len(samples) == pytest.approx(SAMPLES, abs=0.15 * 48000)
+        left, right = np.sqrt((samples**2).mean(axis=0))
+        assert left / right == pytest.approx(2.0, rel=0.05)
+
     async def test_pcm_is_little_endian_16_bit_and_says_its_rate(self, client: Any, engine: FakeEngine) -> None:
         response = await client.speak(response_format="pcm")
 
@@ -361,6 +387,18 @@ class TestChecks:
         assert (await client.speak(ref_audio=[data_uri])).status_code == 200
         await client.refused(400, "ref_audio", ref_audio=[data_uri, data_uri])
         await client.refused(400, "ref_audio", ref_audio=[])
+
+    async def test_second_recording_reaches_a_model_of_dialogues_and_no_other(
+        self, client: Any, make_client: Any, data_uri: str
+    ) -> None:
+        """AP-01."""
+        engine = FakeEngine(traits=replace(TRAITS, accepts=frozenset({"ref_audio", "ref_audio_2"})))
+
+        assert (await make_client(engine).speak(ref_audio=data_uri, ref_audio_2=data_uri)).status_code == 200
+        assert engine.prompts[0].ref_audio_2 is not None
+        assert len(engine.prompts[0].ref_audio_2.samples) == 32000
+        await make_client(engine).refused(400, "ref_audio_2", ref_audio_2="data:,x")
+        await client.refused(400, "ref_audio_2", ref_audio_2=data_uri)
 
     async def test_reference_audio_for_a_model_that_does_not_clone(self, make_client: Any, data_uri: str) -> None:
         engine = FakeEngine(traits=replace(TRAITS, clones=False))

@@ -100,6 +100,11 @@ class SessionManager:
         """The sessions that are open or being closed."""
         return [entry.actor for entry in self._sessions.values()]
 
+    @property
+    def has_ear(self) -> bool:
+        """Whether turn detection is offered."""
+        return self._tools.ear is not None
+
     # -- opening ---------------------------------------------------------------------------------------------------
 
     async def open(self, dialect: Dialect, config: SessionConfig) -> SessionActor:

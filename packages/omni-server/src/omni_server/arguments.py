@@ -11,6 +11,8 @@ from omni_core.errors import ConfigError
 from omni_core.observe.endpoint import TRACES_ENDPOINT_ENV
 from omni_server.adapters import parse_lora_modules
 from omni_server.context import ServerSettings
+from omni_server.stage_flags import add_stage_flags
+from omni_server.voice_settings import add_voice_flags, check_voices_dir
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -23,7 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_listening_flags(parser.add_argument_group("listening"))
     _add_api_flags(parser.add_argument_group("API"))
     _add_limit_flags(parser.add_argument_group("limits and media"))
+    add_voice_flags(parser.add_argument_group("uploaded voices"))
     _add_engine_flags(parser.add_argument_group("stages and requests"))
+    add_stage_flags(parser.add_argument_group("stages on several hosts"))
     _add_observing_flags(parser.add_argument_group("observing"))
 
 
@@ -73,6 +77,9 @@ def make_settings(args: argparse.Namespace) -> ServerSettings:
         lora_modules=parse_lora_modules(args.lora_modules),
         reference_cache_entries=args.reference_cache_entries,
         reference_cache_bytes=args.reference_cache_bytes,
+        voices_dir=check_voices_dir(args.voices_dir),
+        max_voices=args.max_voices,
+        voice_policy=args.voice_policy,
         profile_dir=args.profile_dir,
     )
 
@@ -103,15 +110,15 @@ def _add_api_flags(group: argparse._ArgumentGroup) -> None:
 
 def _add_limit_flags(group: argparse._ArgumentGroup) -> None:
     limits = ServerSettings("")
-    text = "hosts that reference audio may be fetched from, redirects included; default none"
+    text = "hosts that audio, images and video may be fetched from, redirects included; default none"
     group.add_argument("--allowed-media-domains", nargs="+", action="extend", default=[], metavar="HOST", help=text)
-    text = "a folder that reference audio may be read from; default none"
+    text = "a folder that audio, images and video may be read from; default none"
     group.add_argument("--allowed-local-media-path", metavar="DIR", help=text)
     text = f"bytes of a request's body, default {limits.max_body_bytes}"
     group.add_argument("--max-body-bytes", type=_positive, default=limits.max_body_bytes, metavar="N", help=text)
-    text = f"bytes of one reference audio, default {limits.max_media_bytes}"
+    text = f"bytes of one such file, default {limits.max_media_bytes}"
     group.add_argument("--max-media-bytes", type=_positive, default=limits.max_media_bytes, metavar="N", help=text)
-    text = f"seconds to fetch one reference audio, default {limits.media_timeout:g}"
+    text = f"seconds to fetch one such file, default {limits.media_timeout:g}"
     group.add_argument("--media-timeout", type=_seconds, default=limits.media_timeout, metavar="S", help=text)
     text = (
         f"clips of reference audio that are kept for requests to come, default {limits.reference_cache_entries}; 0 keeps none"
@@ -133,6 +140,10 @@ def _add_engine_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--stage-init-timeout", type=_seconds, default=engine.stage_init_timeout_s, metavar="S", help=text)
     text = f"seconds that the whole start may take, default {engine.init_timeout_s:g}"
     group.add_argument("--init-timeout", type=_seconds, default=engine.init_timeout_s, metavar="S", help=text)
+    text = f"seconds without a sign of life after which a stage is killed, default {engine.stage_heartbeat_timeout_s:g}"
+    group.add_argument(
+        "--stage-heartbeat-timeout", type=_seconds, default=engine.stage_heartbeat_timeout_s, metavar="S", help=text
+    )
     text = f"how a request's replica is chosen, default {engine.lb_policy}"
     group.add_argument(
         "--omni-lb-policy", type=LbPolicy, choices=list(LbPolicy), default=engine.lb_policy, metavar="NAME", help=text
@@ -167,6 +178,7 @@ def make_engine_options(args: argparse.Namespace) -> EngineOptions:
     return EngineOptions(
         stage_init_timeout_s=args.stage_init_timeout,
         init_timeout_s=args.init_timeout,
+        stage_heartbeat_timeout_s=args.stage_heartbeat_timeout,
         lb_policy=args.omni_lb_policy,
         max_queued_requests=args.max_queued_requests,
         max_queue_time_s=args.max_queue_time,

@@ -26,7 +26,7 @@ class AudioMeter:
 
     Args:
         registry: Where the numbers go.
-        delivery: `whole`, `audio` or `sse`.
+        delivery: `whole`, `audio`, `sse` or `websocket`.
         sample_rate: Hz of the answer.
         arrived: When the request came, on the clock.
         clock: Seconds.
@@ -41,7 +41,7 @@ class AudioMeter:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._registry = registry
-        self._delivery = delivery
+        self.delivery = delivery
         self._rate = sample_rate
         self._arrived = arrived
         self._clock = clock
@@ -62,8 +62,8 @@ class AudioMeter:
             self._has_begun, self._dry = True, now
             self._observe(series.FIRST_PACKET_SECONDS, now - self._arrived)
         elif now - self._dry > _TOLERANCE_S:
-            self._registry.inc(series.UNDERRUNS, delivery=self._delivery)
-            self._registry.inc(series.UNDERRUN_SECONDS, now - self._dry, delivery=self._delivery)
+            self._registry.inc(series.UNDERRUNS, delivery=self.delivery)
+            self._registry.inc(series.UNDERRUN_SECONDS, now - self._dry, delivery=self.delivery)
             self._dry = now
         if not self._is_audible and (index := first_audible(samples)) is not None:
             self._is_audible = True
@@ -89,10 +89,10 @@ class AudioMeter:
             ending = "complete"
             if self._seconds:
                 self._observe(series.REAL_TIME_FACTOR, (self._last - self._arrived) / self._seconds)
-        self._registry.inc(series.ANSWERS, delivery=self._delivery, ending=ending)
+        self._registry.inc(series.ANSWERS, delivery=self.delivery, ending=ending)
 
     def _observe(self, what: series.Series, value: float) -> None:
-        self._registry.observe(what, value, delivery=self._delivery)
+        self._registry.observe(what, value, delivery=self.delivery)
 
 
 def first_audible(samples: Samples) -> int | None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omni_server.reference_cache import MAX_BYTES, MAX_ENTRIES, ReferenceCache
 
 if TYPE_CHECKING:
     from omni_core.request import LoraAdapter
+    from omni_duplex.manager import SessionManager
     from omni_server.engine import Engine
+    from omni_server.voice_library import VoiceLibrary
 
 
 @dataclass(frozen=True)
@@ -24,23 +27,29 @@ class ServerSettings:
     api_key: tuple[str, ...] = ()
     """Keys that open the API; empty leaves it open."""
     allowed_media_domains: frozenset[str] = frozenset()
-    """Hosts that reference audio may be fetched from, in lower case."""
+    """Hosts that audio, images and video may be fetched from, in lower case."""
     allowed_local_media_path: str | None = None
-    """The folder that reference audio may be read from."""
+    """The folder that audio, images and video may be read from."""
     allowed_origins: tuple[str, ...] = ()
     """Origins that browsers may call from (CORS); `*` is any."""
     max_body_bytes: int = 40 * 1024 * 1024
     """Bytes of a request's body; more is answered with 413."""
     max_media_bytes: int = 25 * 1024 * 1024
-    """Bytes of one reference audio as it is fetched."""
+    """Bytes of one file as it is fetched."""
     media_timeout: float = 15.0
-    """Seconds that fetching one reference audio may take, redirects included."""
+    """Seconds that fetching one file may take, redirects included."""
     request_timeout: float = 600.0
     """Seconds until a request fails with 504."""
     reference_cache_entries: int = MAX_ENTRIES
     """Clips of reference audio that are kept for requests to come; 0 keeps none."""
     reference_cache_bytes: int = MAX_BYTES
     """Bytes of the samples of these clips; 0 keeps none."""
+    voices_dir: str | None = None
+    """The folder of uploaded voices; None keeps none."""
+    max_voices: int = 1000
+    """Voices that may be uploaded."""
+    voice_policy: str = "immutable"
+    """Whether the upload of a voice that is there is refused (`immutable`) or replaces it (`overwrite`)."""
     profile_dir: str | None = None
     """The folder for the traces of /start_profile; None leaves it off."""
     enable_control_routes: bool = False
@@ -55,6 +64,8 @@ class ServerState:
 
     draining: bool = False
     """Whether the server was told to stop: it ends what it has and `/ready` says no."""
+    sessions: SessionManager | None = None
+    """The duplex sessions of this process; None where the deployment has none."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +80,28 @@ class ServerContext:
     def references(self) -> ReferenceCache:
         """The reference audio that was loaded last."""
         return ReferenceCache(self.settings.reference_cache_entries, self.settings.reference_cache_bytes)
+
+    @cached_property
+    def voices(self) -> VoiceLibrary:
+        """Every voice that a request may name."""
+        from omni_server.voice_library import VoiceLibrary  # these import numpy, which the command does without
+        from omni_server.voice_store import VoiceStore
+
+        settings, pipeline, speech = self.settings, self.engine.pipeline, self.engine.speech
+        store = None
+        if settings.voices_dir is not None:
+            overwrites = settings.voice_policy == "overwrite"
+            store = VoiceStore(Path(settings.voices_dir), settings.max_voices, overwrites=overwrites)
+        prepared = None if pipeline is None else pipeline.values.get("custom_voice_dir")
+        model = getattr(speech, "model", None)
+        names = [pipeline and pipeline.config.model_type, model and model.model_type]
+        return VoiceLibrary(
+            speech.traits if speech else None,
+            store,
+            self.references,
+            None if prepared is None else Path(prepared),
+            frozenset(name for name in names if isinstance(name, str)),
+        )
 
     @property
     def model_names(self) -> tuple[str, ...]:

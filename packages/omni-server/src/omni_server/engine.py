@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
+from omni_core.chat import ServedChat
 from omni_core.observe.telemetry import Telemetry
 from omni_core.request import LoraAdapter, OmniOutput
 from omni_core.speech import SpeechAdapter, SpeechPrompt
@@ -16,6 +17,8 @@ class Engine(Protocol):
 
     speech: SpeechAdapter | None
     """What the pipeline accepts as speech requests; None if it does not speak."""
+    chat: ServedChat | None
+    """What conversations the pipeline answers; None if it answers none."""
     telemetry: Telemetry
     """The numbers and traces of the pipeline; the server adds its own."""
 
@@ -26,14 +29,18 @@ class Engine(Protocol):
 
     def generate(
         self,
-        prompt: SpeechPrompt,
+        prompt: SpeechPrompt | Mapping[str, Any],
         *,
         sampling_params_list: Sequence[Mapping[str, Any]] | None = None,
         request_id: str | None = None,
         timeout_s: float = 600.0,
         lora_request: LoraAdapter | None = None,
+        outputs: Collection[int | str] | None = None,
     ) -> AsyncIterator[OmniOutput]:
-        """Return an async generator of outputs; the last has `finished`. Closing it aborts the request in all stages."""
+        """Return an async generator of outputs; the last has `finished`. Closing it aborts the request in all stages.
+
+        `outputs` names the types that are wanted; None is everything.
+        """
         ...
 
     def health(self) -> Mapping[str, Any]:

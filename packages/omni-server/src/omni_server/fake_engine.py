@@ -17,17 +17,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from omni_core.chat import CHAT, ServedChat
 from omni_core.errors import RequestError, StageDeadError, UnsupportedError
 from omni_core.observe.telemetry import Telemetry
 from omni_core.request import LoraAdapter, OmniOutput
 from omni_core.speech import PreparedSpeech, SpeechAdapter, SpeechPrompt, SpeechTraits
 from omni_core.stage import ResolvedPipeline
+from omni_server.fake_chat import FakeChat
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +77,7 @@ class FakeEngine:
     dead_stage: int | None = None
     start_error: Exception | None = None
     start_forever: bool = False
-    prompts: list[SpeechPrompt] = field(default_factory=list)
+    prompts: list[Any] = field(default_factory=list)
     sampling: list[Sequence[Mapping[str, Any]] | None] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)
     adapters: list[LoraAdapter | None] = field(default_factory=list)
@@ -89,6 +91,9 @@ class FakeEngine:
     closed: bool = False
     calls: list[tuple[int, str]] = field(default_factory=list)
     pipeline: ResolvedPipeline | None = None
+    chat: ServedChat | None = None
+    """What it answers in conversations; the stages and the traits fit `omni_server.fake_chat`."""
+    wanted: list[Collection[int | str] | None] = field(default_factory=list)
 
     speech: SpeechAdapter | None = field(init=False)
     telemetry: Telemetry = field(init=False)
@@ -138,28 +143,34 @@ class FakeEngine:
 
     async def generate(
         self,
-        prompt: SpeechPrompt,
+        prompt: SpeechPrompt | Mapping[str, Any],
         *,
         sampling_params_list: Sequence[Mapping[str, Any]] | None = None,
         request_id: str | None = None,
         timeout_s: float = 600.0,
         lora_request: LoraAdapter | None = None,
+        outputs: Collection[int | str] | None = None,
     ) -> AsyncGenerator[OmniOutput, None]:
         """Yield what the text of the prompt says."""
         name = request_id or "none"
         self.prompts.append(prompt)
+        self.wanted.append(outputs)
         self.sampling.append(sampling_params_list)
         self.ids.append(name)
         self.adapters.append(lora_request)
         if sampling_params_list is not None and len(sampling_params_list) != len(self.stages):
             message = f"{len(sampling_params_list)} objects for {len(self.stages)} stages"
             raise RequestError(message, param="sampling_params_list")
-        FakeAdapter(self.traits).prepare(prompt)
+        if isinstance(prompt, SpeechPrompt):
+            FakeAdapter(self.traits).prepare(prompt)
+            made = self._outputs(prompt.text.split()[0], name)
+        else:
+            made = FakeChat(self.chat, self.go_on).outputs(prompt[CHAT], name, outputs)
         finished = False
         self.working.set()
         logger.info("began %s", name)
         try:
-            async for output in self._outputs(prompt.text.split()[0], name):
+            async for output in made:
                 yield output
             finished = True
         finally:

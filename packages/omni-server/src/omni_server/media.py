@@ -1,4 +1,4 @@
-"""Fetch and decode reference audio: data URIs, http(s) URLs and local files, each as far as the operator permits.
+"""Fetch files and decode reference audio: data URIs, http(s) URLs and local files, as far as the operator permits.
 
 Nothing of a request reaches the network or the disk unless `--allowed-media-domains` or `--allowed-local-media-path` say so,
 and a redirect is one more URL to be checked. Whatever goes wrong here is the request's fault: RequestError.
@@ -14,7 +14,7 @@ import os
 import re
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import unquote, unquote_to_bytes, urlsplit
 
 import anyio.to_thread
@@ -27,6 +27,10 @@ from omni_server.reference_cache import ReferenceCache, key_of
 
 MAX_REDIRECTS = 5
 MAX_PATH_CHARS = 4096
+SAMPLE_RATES = (8_000, 192_000)
+"""Lowest and highest rate of a recording in Hz: what telephones and studios make."""
+MAX_CHANNELS = 8
+_MEDIA_TYPES = {"wavex": "audio/wav", "w64": "audio/wav", "rf64": "audio/wav", "mp3": "audio/mpeg", "mpeg": "audio/mpeg"}
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _FORMS = "send a data URI (data:audio/wav;base64,...), or a URL or file that the server allows"
@@ -58,12 +62,31 @@ async def load_reference(
     return audio
 
 
-async def _load(source: str, settings: ServerSettings, traits: SpeechTraits, param: str) -> ReferenceAudio:
+async def fetch_within(source: str, settings: ServerSettings, param: str) -> bytes:
+    """Return what `fetch_bytes` does, in the time that the settings allow.
+
+    Raises:
+        RequestError: It is not permitted, cannot be fetched, or takes longer.
+    """
     try:
         async with asyncio.timeout(settings.media_timeout):
-            data = await fetch_bytes(source, settings, param)
+            return await fetch_bytes(source, settings, param)
     except TimeoutError as error:
         raise RequestError(f"`{param}` did not arrive within {settings.media_timeout:g} s", param=param) from error
+
+
+async def read_inline(source: str, settings: ServerSettings, param: str) -> bytes:
+    """Return the bytes of base64, bare or in a data URI; never of a path, though base64 may begin like one.
+
+    Raises:
+        RequestError: It is something else, or too long.
+    """
+    read = _read_data_uri if _scheme(source.lstrip()) == "data" else _read_base64
+    return await anyio.to_thread.run_sync(read, source.strip(), settings.max_media_bytes, param)
+
+
+async def _load(source: str, settings: ServerSettings, traits: SpeechTraits, param: str) -> ReferenceAudio:
+    data = await fetch_within(source, settings, param)
     return await anyio.to_thread.run_sync(decode_reference, data, traits, param)
 
 
@@ -119,6 +142,7 @@ def decode_reference(data: bytes, traits: SpeechTraits, param: str) -> Reference
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
             rate = file.samplerate
+            _check_form(rate, file.channels, param)
             # A header may lie about the length, so no more is decoded than what shows that it is too long.
             samples = file.read(int((traits.max_reference_s + 1) * rate), dtype="float32", always_2d=True)
             frames = max(len(samples), file.frames if file.frames < 2**40 else 0)
@@ -131,13 +155,37 @@ def decode_reference(data: bytes, traits: SpeechTraits, param: str) -> Reference
         raise RequestError(f"`{param}` lasts {seconds:.2f} s", param=param, hint=allowed)
     if len(samples) < frames:
         raise RequestError(f"`{param}` is cut off: {len(samples)} of {frames} frames can be read", param=param)
-    channels = samples.shape[1]
-    heard: np.ndarray[Any, Any] = samples
-    if channels == 1 or channels > traits.reference_channels:
-        heard = samples.mean(axis=1, dtype=np.float32)
+    heard = fold_channels(samples, traits)
     if not np.isfinite(heard).all():
         raise RequestError(f"`{param}` has samples that are not finite numbers", param=param)
     return ReferenceAudio(samples=heard, sample_rate=rate)
+
+
+def sound_type(data: bytes) -> str:
+    """Return the media type of audio that `decode_reference` has read, by what is in it and not by what a client says."""
+    import soundfile
+
+    name = str(soundfile.info(io.BytesIO(data)).format).lower()
+    return _MEDIA_TYPES.get(name, f"audio/{name}")
+
+
+def fold_channels(samples: np.ndarray[Any, Any], traits: SpeechTraits) -> np.ndarray[Any, Any]:
+    """Return samples [n, channels] as the model can use them: with their channels, or averaged to [n]."""
+    channels = samples.shape[1]
+    if channels == 1 or channels > traits.reference_channels:
+        return cast("np.ndarray[Any, Any]", samples.mean(axis=1, dtype=np.float32))
+    return samples
+
+
+def _check_form(rate: int, channels: int, param: str) -> None:
+    """Refuse what no recording of a voice is, before a header can ask for gigabytes."""
+    low, high = SAMPLE_RATES
+    if not low <= rate <= high:
+        hint = f"send {low} to {high} Hz"
+        raise RequestError(f"`{param}` has a sample rate of {rate} Hz", param=param, hint=hint)
+    if channels > MAX_CHANNELS:
+        hint = f"send at most {MAX_CHANNELS}"
+        raise RequestError(f"`{param}` has {channels} channels", param=param, hint=hint)
 
 
 def _read_data_uri(source: str, limit: int, param: str) -> bytes:
@@ -171,7 +219,7 @@ def _within(data: bytes, limit: int, param: str) -> bytes:
 
 
 def _too_large(limit: int, param: str) -> RequestError:
-    return RequestError(f"`{param}` has more than {limit} bytes, which is the limit", param=param, hint="send a shorter clip")
+    return RequestError(f"`{param}` has more than {limit} bytes, which is the limit", param=param, hint="send less")
 
 
 def _file_url_path(source: str, param: str) -> str:

@@ -15,7 +15,8 @@ from omni_server.errors import ApiError, error_response
 MAX_REQUEST_ID = 128
 OPEN_PATHS = frozenset({"/health", "/ready", "/ping", "/version", "/metrics"})
 """What needs no key: load balancers and monitors read these. Everything else does, routes of plugins included."""
-_KEY_PROTOCOL = "openai-insecure-api-key."
+KEY_PROTOCOL = "openai-insecure-api-key."
+"""Begins the subprotocol in which browsers send the key of a WebSocket."""
 
 
 class RequestIdMiddleware:
@@ -113,6 +114,6 @@ def _given_key(scope: Scope) -> str:
         return key.strip()
     if scope["type"] == "websocket":  # browsers cannot set headers there; OpenAI's clients use a subprotocol
         for name in scope.get("subprotocols", []):
-            if name.startswith(_KEY_PROTOCOL):
-                return str(name.removeprefix(_KEY_PROTOCOL))
+            if name.startswith(KEY_PROTOCOL):
+                return str(name.removeprefix(KEY_PROTOCOL))
     return ""

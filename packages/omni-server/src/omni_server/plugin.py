@@ -25,8 +25,32 @@ def omni_commands() -> Iterable[CommandEntry]:
 
 @hookimpl
 def omni_routes(context: ServerContext) -> Iterable[BaseRoute]:
-    """Offer the speech, status, metrics, profiler, configuration and control routes."""
-    from omni_server import configuration, metrics, operations, profiler, speech, status
+    """Offer the speech, voices, conversation, transcription, status, metrics, profiler, configuration and control routes."""
+    from omni_server import (
+        chat,
+        configuration,
+        metrics,
+        operations,
+        profiler,
+        realtime,
+        speech,
+        speech_stream,
+        status,
+        transcriptions,
+        voices,
+    )
 
-    modules = (status, metrics, profiler, configuration, operations, speech)
+    modules = (
+        status,
+        metrics,
+        profiler,
+        configuration,
+        operations,
+        speech,
+        speech_stream,
+        voices,
+        chat,
+        transcriptions,
+        realtime,
+    )
     return [route for module in modules for route in module.routes(context)]

@@ -6,7 +6,7 @@ import difflib
 import json
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -38,17 +38,15 @@ def _voice(value: Any) -> str:
 Voice = Annotated[str, BeforeValidator(_voice)]
 
 
-class SpeechRequest(BaseModel):
-    """The body of POST /v1/audio/speech (AP-01). `null` means not given, everywhere."""
+class SpeechOptions(BaseModel):
+    """How to speak, whatever the text (AP-01). `null` means not given, everywhere."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    input: str
-    """The text to speak."""
     model: str | None = None
     """A name that /v1/models lists; the served model if it is not given."""
     voice: Voice | None = None
-    """A built-in voice. `default` leaves the choice to the model."""
+    """A voice of the model, of the operator, or an uploaded one. `default` leaves the choice to the model."""
     speaker: Voice | None = None
     """Another name of `voice`."""
     instructions: str | None = None
@@ -59,16 +57,14 @@ class SpeechRequest(BaseModel):
     """Hz: the model's own rate or a whole fraction of it."""
     speed: Annotated[float, Field(ge=0.25, le=4.0)] | None = None
     """Tempo; other than 1 only for whole files."""
-    stream: bool | None = None
-    """Whether to send audio as it is made; without `stream_format`, as server-sent events."""
-    stream_format: Literal["sse", "audio"] | None = None
-    """`audio` streams the bytes of the format, `sse` streams events with base64."""
     task_type: str | None = None
     language: str | None = None
     ref_audio: str | list[str] | None = None
     """A voice to imitate: a data URI, an http(s) URL, a file URL or an absolute path; or a list with one of them."""
     ref_text: str | None = None
     """What the reference audio says."""
+    ref_audio_2: str | None = None
+    """The voice of a second speaker, for models of dialogues."""
     ambient_sound: str | None = None
     """What is heard behind the voice, such as rain."""
     sound_event: str | None = None
@@ -92,7 +88,7 @@ class SpeechRequest(BaseModel):
     """Parameters that only this model knows."""
 
     @model_validator(mode="after")
-    def _one_voice(self) -> SpeechRequest:
+    def _one_voice(self) -> Self:
         if self.voice is not None and self.speaker is not None and self.voice != self.speaker:
             raise ValueError("`voice` and `speaker` are two names of one field; give one")
         if self.speaker_embedding is not None and self.ref_audio is not None:
@@ -105,6 +101,17 @@ class SpeechRequest(BaseModel):
         name = self.voice if self.voice is not None else self.speaker
         return None if name is not None and name.lower() == "default" else name
 
+
+class SpeechRequest(SpeechOptions):
+    """The body of POST /v1/audio/speech (AP-01)."""
+
+    input: str
+    """The text to speak."""
+    stream: bool | None = None
+    """Whether to send audio as it is made; without `stream_format`, as server-sent events."""
+    stream_format: Literal["sse", "audio"] | None = None
+    """`audio` streams the bytes of the format, `sse` streams events with base64."""
+
     @property
     def delivery(self) -> Literal["whole", "audio", "sse"]:
         """How the answer leaves (AP-03)."""
@@ -113,11 +120,54 @@ class SpeechRequest(BaseModel):
         return "sse" if self.stream else "whole"
 
 
+class SessionConfig(SpeechOptions):
+    """The message `session.config` of WS /v1/audio/speech/stream (AP-06)."""
+
+    type: Literal["session.config"]
+    stream_audio: bool | None = None
+    """Whether a sentence's audio leaves as it is made, or as one file; by default, where format and speed allow it."""
+    split_granularity: Literal["none", "sentence", "clause"] = "sentence"
+    """What is one request; `none` waits for `input.done`."""
+
+
+def _consent(text: str) -> str:
+    if text.strip().lower() in ("", "false", "no", "0", "none", "null"):
+        raise ValueError("the person whose voice it is must have agreed; say who did, or the id of the recorded consent")
+    return text
+
+
+class VoiceUpload(BaseModel):
+    """The form of POST /v1/audio/voices, besides its file `audio_sample`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: str
+    """How requests will call the voice."""
+    consent: Annotated[str, Field(max_length=500), AfterValidator(_consent)]
+    """That its owner agreed: a text, or the id of a recorded consent."""
+    type: Literal["audio_sample"] = "audio_sample"
+    """What OpenAI's clients say."""
+    ref_text: Annotated[str, Field(min_length=1, max_length=2000)] | None = None
+    """What the recording says."""
+    speaker_description: Annotated[str, Field(max_length=500)] | None = None
+    speaker_embedding: Embedding | None = None
+    """The voice as numbers, instead of a recording."""
+
+
 def parse(model: type[Model], body: bytes) -> Model:
     """Return the JSON `body` as a checked `model`.
 
     Raises:
         RequestError: It is not JSON, or a field is wrong; `param` names the first wrong field.
+    """
+    return validated(model, load_object(body))
+
+
+def load_object(body: bytes | str) -> dict[str, Any]:
+    """Return the JSON object that `body` is.
+
+    Raises:
+        RequestError: It is something else.
     """
     try:
         data = json.loads(body, parse_constant=_refuse_constant)
@@ -125,6 +175,15 @@ def parse(model: type[Model], body: bytes) -> Model:
         raise RequestError(f"the body is not valid JSON: {str(error)[:200] or 'nested too deeply'}") from error
     if not isinstance(data, dict):
         raise RequestError("the body must be a JSON object", hint='send {"input": "..."} and so on')
+    return data
+
+
+def validated(model: type[Model], data: dict[str, Any]) -> Model:
+    """Return `data` as a checked `model`.
+
+    Raises:
+        RequestError: A field is wrong; `param` names the first wrong field.
+    """
     _refuse_odd_text(data, "")
     try:
         return model.model_validate(data)

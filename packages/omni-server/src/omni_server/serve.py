@@ -10,31 +10,30 @@ import argparse
 import asyncio
 import contextlib
 import logging
-import os
-import signal
 import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from omni_core.errors import OmniError
+from omni_core.errors import DependencyError, OmniError
 from omni_server import listening
 from omni_server.adapters import check_adapters
 from omni_server.arguments import add_arguments, make_engine_options, make_settings, model_of, set_environment
 from omni_server.context import ServerSettings, ServerState
+from omni_server.stage_flags import read_stage_flags
+from omni_server.stopping import EXIT_CODES, StopSignal
 
 if TYPE_CHECKING:
     import uvicorn
 
+    from omni_duplex.manager import SessionManager
     from omni_server.engine import Engine
 
 logger = logging.getLogger(__name__)
 
 CLOSE_LIMIT_S = 30.0
 """Seconds that the engine may take to end its stages."""
-EXIT_CODES = {signal.SIGTERM: 0, signal.SIGINT: 130}
-"""Exit code after each signal: SIGTERM is how a server is meant to end, SIGINT is a person at the keyboard."""
 
 
 class ServeCommand:
@@ -56,14 +55,20 @@ class ServeCommand:
         add_deploy_flags(parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        """Serve until SIGTERM (exit code 0) or SIGINT (130); a second signal kills at once.
+        """Serve, or work for a head elsewhere, until SIGTERM (exit code 0) or SIGINT (130); a second signal kills at once.
 
         Raises:
             OmniError: The port cannot be taken, the configuration is wrong, or a stage did not start.
         """
         from omni_core.logs import setup_logging
 
-        setup_logging("server")
+        setup_logging("worker" if args.headless else "server")
+        stage_flags = read_stage_flags(args)
+        if stage_flags is not None and stage_flags.headless:
+            from omni_server.headless import run_worker
+
+            return run_worker(args, stage_flags)
+        args.stage_flags = stage_flags
         _log_uvicorn(args.uvicorn_log_level)
         settings = make_settings(args)
         with listening.bind(args.host, args.port, args.uds) as sock:
@@ -92,7 +97,7 @@ class ServeCommand:
     ) -> None:
         from omni_server.app import build_app
 
-        state = ServerState()
+        state = ServerState(sessions=make_sessions(engine))
         app = build_app(engine, settings, state=state)
         server = _make_server(app, args, lambda: listening.announce(sock, args.host))
         listening.allow_restart(sock)
@@ -103,6 +108,8 @@ class ServeCommand:
         if not serving.done():
             logger.info("stopping: no new requests, up to %g s for those that run", args.shutdown_timeout)
         state.draining = True
+        if state.sessions is not None:
+            await state.sessions.close("shutdown", args.shutdown_timeout)
         server.should_exit = True
         stopping.cancel()
         await serving
@@ -112,46 +119,21 @@ class ServeCommand:
             raise OmniError("the HTTP server ended by itself", hint="the log above has the reason")
 
 
-class StopSignal:
-    """SIGTERM and SIGINT as an event. The first asks for an orderly end, the second kills."""
+def make_sessions(engine: Engine) -> SessionManager | None:
+    """Return what holds the duplex sessions of a deployment, None where its session mode is turn.
 
-    def __init__(self) -> None:
-        self.event = asyncio.Event()
-        self.number: signal.Signals | None = None
-
-    @contextlib.contextmanager
-    def installed(self) -> Iterator[None]:
-        """Take both signals of this process while the context is open."""
-        loop = asyncio.get_running_loop()
-        for number in EXIT_CODES:
-            loop.add_signal_handler(number, self._on_signal, number)
-        try:
-            yield
-        finally:
-            for number in EXIT_CODES:
-                loop.remove_signal_handler(number)
-
-    async def or_done(self, work: Any) -> bool:
-        """Await `work`; return False, having cancelled it, if a signal came first."""
-        task = asyncio.ensure_future(work)
-        stopped = asyncio.create_task(self.event.wait())
-        try:
-            await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                return False
-            task.result()
-            return True
-        finally:
-            for item in (task, stopped):
-                item.cancel()
-            await asyncio.gather(task, stopped, return_exceptions=True)
-
-    def _on_signal(self, number: signal.Signals) -> None:
-        if self.number is not None:  # the stages watch this process and end with it
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-        self.number = number
-        self.event.set()
+    Raises:
+        DependencyError: The deployment has them and omni-duplex is not installed.
+    """
+    pipeline = engine.pipeline
+    if pipeline is None or pipeline.duplex is None:
+        return None
+    try:
+        from omni_duplex.service import make_manager
+    except ImportError as error:
+        hint = "pip install omni-duplex, or set session_mode: turn"
+        raise DependencyError("omni-duplex is not installed", where="session_mode: duplex", hint=hint) from error
+    return make_manager(engine, pipeline)  # type: ignore[arg-type]
 
 
 async def _tell(engine: Engine, interval_s: float | None) -> None:
@@ -165,6 +147,10 @@ def make_async_omni(args: argparse.Namespace) -> Engine:
     from omni_core.client import AsyncOmni
     from omni_core.deploy.flags import typed_flags
 
+    if args.stage_flags is not None:
+        from omni_server.headless import make_head
+
+        return make_head(args, args.stage_flags)
     return AsyncOmni(model_of(args), options=make_engine_options(args), **typed_flags(args))
 
 
@@ -191,6 +177,7 @@ def _make_server(app: Any, args: argparse.Namespace, on_ready: Callable[[], None
         root_path=args.root_path,
         server_header=False,
         timeout_graceful_shutdown=args.shutdown_timeout,
+        ws_per_message_deflate=False,  # audio does not shrink
     )
     return Server(config)
 

@@ -7,7 +7,7 @@ import logging
 import uuid
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import anyio.to_thread
@@ -24,9 +24,9 @@ from omni_server.audio_meter import AudioMeter
 from omni_server.context import ServerContext
 from omni_server.encoders import FORMATS, AudioEncoder, Samples, check_format, make_encoder
 from omni_server.errors import CLIENT_CLOSED_REQUEST, ApiError, error_object, log_service_error, request_id, unexpected_message
-from omni_server.media import load_reference
 from omni_server.observing import arrival
-from omni_server.protocol import SpeechRequest, parse
+from omni_server.protocol import SpeechOptions, SpeechRequest, parse
+from omni_server.speech_prompt import make_prompt
 from omni_server.status import check_model
 from omni_server.streaming import AnswerWriter, ClientGoneError, LiveAnswer, as_base64, sse, while_connected
 from omni_server.transforms import Resampler, change_tempo, check_sample_rate
@@ -82,7 +82,7 @@ class Synthesis:
 
     context: ServerContext
     traits: SpeechTraits
-    request: SpeechRequest
+    request: SpeechOptions
     prompt: SpeechPrompt
     engine_id: str
     meter: AudioMeter
@@ -131,6 +131,38 @@ class Synthesis:
         rest = resampler.push(np.zeros((0, self.traits.channels), np.float32), last=True)
         if len(rest):
             yield rest
+
+    def for_text(self, text: str, arrived: float) -> Synthesis:
+        """Return the same request with another text, as a request of its own."""
+        meter = AudioMeter(self.context.engine.telemetry.registry, self.meter.delivery, self.sample_rate, arrived)
+        prompt = replace(self.prompt, text=text)
+        return replace(self, prompt=prompt, engine_id=new_engine_id(), meter=meter, ending=Ending())
+
+    async def packets(self) -> AsyncGenerator[tuple[bytes, Samples], None]:
+        """Yield the bytes of a streamed answer, each with the samples that it was made of; the last has none."""
+        encoder = self.encoder(streaming=True)
+        async with aclosing(self.pieces()) as source:
+            async for piece in source:
+                yield await self._encode(encoder, piece), piece
+        rest = await anyio.to_thread.run_sync(encoder.finish)
+        yield rest, np.zeros((0, self.traits.channels), np.float32)
+
+    async def whole(self) -> tuple[bytes, list[Samples]]:
+        """Return the answer as one file, and the samples that it was made of. No samples give a valid file without any."""
+        async with aclosing(self.pieces()) as source:
+            pieces = [piece async for piece in source]
+        return await anyio.to_thread.run_sync(self._encode_whole, pieces), pieces
+
+    async def _encode(self, encoder: AudioEncoder, piece: Samples) -> bytes:
+        if FORMATS[self.format].codec:
+            return await anyio.to_thread.run_sync(encoder.encode, piece)
+        return encoder.encode(piece)
+
+    def _encode_whole(self, pieces: list[Samples]) -> bytes:
+        encoder = self.encoder(streaming=False)
+        samples = np.concatenate([np.zeros((0, self.traits.channels), np.float32), *pieces])
+        first = encoder.encode(change_tempo(samples, self.sample_rate, self.request.speed or 1.0))
+        return first + encoder.finish()
 
     def _generate(self) -> AsyncGenerator[OmniOutput, None]:
         outputs = self.context.engine.generate(
@@ -184,60 +216,11 @@ class SpeechEndpoint:
         Raises:
             RequestError: A field cannot be used.
         """
-        adapter = self.context.engine.speech
-        check_model(self.context, speech.model)
-        if adapter is None:
-            raise RequestError("the served model does not speak a given text", param="model", hint="serve a TTS model")
-        traits = adapter.traits
-        streaming = speech.delivery != "whole"
-        check_sample_rate(traits.sample_rate, speech.sample_rate)
-        rate = speech.sample_rate or traits.sample_rate
-        check_format(speech.response_format or "wav", rate, traits.channels, streaming=streaming)
-        if streaming and speech.speed not in (None, 1.0):
-            hint = "leave speed out, or ask for a whole file without stream and stream_format"
-            raise RequestError(f"speed {speech.speed:g} cannot be streamed", param="speed", hint=hint)
-        prompt = await self._prompt(speech, traits)
-        meter = AudioMeter(self.context.engine.telemetry.registry, speech.delivery, rate, arrived)
-        return Synthesis(self.context, traits, speech, prompt, f"speech-{uuid.uuid4().hex}", meter)
-
-    async def _prompt(self, speech: SpeechRequest, traits: SpeechTraits) -> SpeechPrompt:
-        reference = None
-        if speech.ref_audio is not None:
-            sources = [speech.ref_audio] if isinstance(speech.ref_audio, str) else speech.ref_audio
-            if len(sources) != 1:
-                raise RequestError(f"`ref_audio` lists {len(sources)} clips", param="ref_audio", hint="give one")
-            if not traits.clones:
-                hint = "use a checkpoint that clones voices, or leave ref_audio out"
-                raise RequestError("the served model does not imitate a voice", param="ref_audio", hint=hint)
-            context = self.context
-            reference = await load_reference(sources[0], context.settings, traits, "ref_audio", context.references)
-        embedding = speech.speaker_embedding
-        return SpeechPrompt(
-            text=speech.input,
-            voice=speech.voice_name,
-            language=speech.language,
-            instructions=speech.instructions,
-            task_type=speech.task_type,
-            ref_audio=reference,
-            ref_text=speech.ref_text,
-            x_vector_only_mode=speech.x_vector_only_mode,
-            speaker_embedding=None if embedding is None else tuple(embedding),
-            non_streaming_mode=speech.non_streaming_mode,
-            ambient_sound=speech.ambient_sound,
-            sound_event=speech.sound_event,
-            quality=speech.quality,
-            duration_seconds=speech.duration_seconds,
-            max_new_tokens=speech.max_new_tokens,
-            seed=speech.seed,
-            initial_codec_chunk_frames=speech.initial_codec_chunk_frames,
-            extra=speech.extra_params or {},
-        )
+        return await prepare_speech(self.context, speech, speech.input, speech.delivery, arrived)
 
     async def _whole(self, synthesis: Synthesis, scope: Any, send: Send) -> None:
-        """Send one file. A model that ended at once gives a valid file without samples."""
-        async with aclosing(synthesis.pieces()) as source:
-            pieces = [piece async for piece in source]
-        data = await anyio.to_thread.run_sync(_encode_whole, synthesis, pieces)
+        """Send one file."""
+        data, pieces = await synthesis.whole()
         headers = synthesis.headers(FORMATS[synthesis.format].content_type) | synthesis.ending.headers()
         writer = AnswerWriter(send, headers | {"Content-Length": str(len(data))})
         await writer.write(data)
@@ -247,14 +230,12 @@ class SpeechEndpoint:
 
     async def _audio(self, synthesis: Synthesis, scope: Any, send: Send) -> None:
         """Send the bytes of the format as they are made. After an error there is no end: the client sees a broken answer."""
-        encoder = synthesis.encoder(streaming=True)
         writer = AnswerWriter(send, synthesis.headers(FORMATS[synthesis.format].content_type))
         try:
-            async with aclosing(synthesis.pieces()) as source:
-                async for piece in source:
-                    await writer.write(await _encode(synthesis, encoder, piece))
-                    synthesis.meter.sent(piece)
-            await writer.write(await anyio.to_thread.run_sync(encoder.finish))
+            async with aclosing(synthesis.packets()) as packets:
+                async for data, samples in packets:
+                    await writer.write(data)
+                    synthesis.meter.sent(samples)
             await writer.end()
         except OmniError as error:
             if not writer.started:
@@ -265,20 +246,14 @@ class SpeechEndpoint:
 
     async def _events(self, synthesis: Synthesis, scope: Any, send: Send) -> None:
         """Send events: deltas as audio is made, then `done` with the usage, or `error`."""
-        encoder = synthesis.encoder(streaming=True)
         writer = AnswerWriter(send, synthesis.headers("text/event-stream; charset=utf-8") | {"X-Accel-Buffering": "no"})
-
-        async def delta(data: bytes) -> None:
-            if data:
-                event = {"type": "speech.audio.delta", "audio": as_base64(data), "response_format": synthesis.format}
-                await writer.write(sse(event))
-
         try:
-            async with aclosing(synthesis.pieces()) as source:
-                async for piece in source:
-                    await delta(await _encode(synthesis, encoder, piece))
-                    synthesis.meter.sent(piece)
-            await delta(await anyio.to_thread.run_sync(encoder.finish))
+            async with aclosing(synthesis.packets()) as packets:
+                async for data, samples in packets:
+                    if data:
+                        event = {"type": "speech.audio.delta", "audio": as_base64(data), "response_format": synthesis.format}
+                        await writer.write(sse(event))
+                    synthesis.meter.sent(samples)
             ending = synthesis.ending
             done = {"type": "speech.audio.done", "usage": ending.usage(), "finish_reason": ending.finish_reason}
             await writer.write(sse(done))
@@ -295,6 +270,44 @@ class SpeechEndpoint:
                 await writer.write(_error_event(ServiceError(unexpected_message(request_id(scope)))))
             raise
         await writer.end()
+
+
+async def prepare_speech(
+    context: ServerContext, speech: SpeechOptions, text: str, delivery: str, arrived: float, *, streaming: bool | None = None
+) -> Synthesis:
+    """Return a request with everything checked that the server can check, and its reference audio fetched.
+
+    Args:
+        context: The server.
+        speech: How to speak.
+        text: What to speak.
+        delivery: How the answer leaves, for the metrics: `whole`, `audio`, `sse` or `websocket`.
+        arrived: When the request came, on the clock of `time.monotonic`.
+        streaming: Whether audio leaves as it is made; by default, unless `delivery` is `whole`.
+
+    Raises:
+        RequestError: A field cannot be used.
+    """
+    adapter = context.engine.speech
+    check_model(context, speech.model)
+    if adapter is None:
+        raise RequestError("the served model does not speak a given text", param="model", hint="serve a TTS model")
+    traits = adapter.traits
+    streaming = delivery != "whole" if streaming is None else streaming
+    check_sample_rate(traits.sample_rate, speech.sample_rate)
+    rate = speech.sample_rate or traits.sample_rate
+    check_format(speech.response_format or "wav", rate, traits.channels, streaming=streaming)
+    if streaming and speech.speed not in (None, 1.0):
+        hint = "leave speed out, or ask for whole files"
+        raise RequestError(f"speed {speech.speed:g} cannot be streamed", param="speed", hint=hint)
+    prompt = await make_prompt(context, speech, text, traits)
+    meter = AudioMeter(context.engine.telemetry.registry, delivery, rate, arrived)
+    return Synthesis(context, traits, speech, prompt, new_engine_id(), meter)
+
+
+def new_engine_id() -> str:
+    """Return an id for a request in the engine."""
+    return f"speech-{uuid.uuid4().hex}"
 
 
 def _error_event(error: OmniError) -> bytes:
@@ -317,16 +330,3 @@ async def read_json_body(request: Request) -> bytes:
             return await request.body()
     except TimeoutError as error:
         raise ApiError(408, f"the body did not arrive within {BODY_TIMEOUT_S:g} s") from error
-
-
-async def _encode(synthesis: Synthesis, encoder: AudioEncoder, piece: Samples) -> bytes:
-    if FORMATS[synthesis.format].codec:
-        return await anyio.to_thread.run_sync(encoder.encode, piece)
-    return encoder.encode(piece)
-
-
-def _encode_whole(synthesis: Synthesis, pieces: list[Samples]) -> bytes:
-    encoder = synthesis.encoder(streaming=False)
-    samples = np.concatenate([np.zeros((0, synthesis.traits.channels), np.float32), *pieces])
-    first = encoder.encode(change_tempo(samples, synthesis.sample_rate, synthesis.request.speed or 1.0))
-    return first + encoder.finish()

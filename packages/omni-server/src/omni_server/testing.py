@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 READY = "Listening on "
+ROUNDING = 2
+"""Steps that other chunks or neighbours in a batch may move a 16-bit sample by; a wrong code moves it much farther."""
 
 
 @dataclass
@@ -36,6 +38,16 @@ class RunningServer:
             self.process.kill()
             self.process.wait(10)
             raise
+
+
+def assert_same_sound(found: bytes, expected: bytes) -> None:
+    """Check that two answers in 16-bit PCM are as long as each other and equal up to rounding."""
+    import numpy as np
+
+    ours, theirs = (np.frombuffer(pcm, "<i2").astype(int) for pcm in (found, expected))
+    assert ours.shape == theirs.shape, f"{len(ours)} and {len(theirs)} samples"
+    farthest = int(np.abs(ours - theirs).max(initial=0))
+    assert farthest <= ROUNDING, f"a sample is {farthest} steps off"
 
 
 @contextlib.contextmanager
@@ -79,3 +91,74 @@ def _wait_for_ready(process: subprocess.Popen[str], log: Path, timeout_s: float,
                 break
     tail = "\n".join(log.read_text(errors="replace").splitlines()[-30:])
     raise RuntimeError(f"{' '.join(command)} was not ready in {timeout_s} s (exit code {process.poll()}):\n{tail}")
+
+
+@dataclass
+class Command:
+    """A command of `omni` that runs until it is stopped or ends by itself."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+    """File with its standard output and error."""
+
+    @property
+    def text(self) -> str:
+        """What it has said."""
+        return self.log.read_text(errors="replace")
+
+    def wait_for(self, text: str, timeout_s: float = 120.0) -> str:
+        """Return the first line with `text` once it is there.
+
+        Raises:
+            AssertionError: It never came; the message has the end of the log.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            has_ended = self.process.poll() is not None
+            if (line := next((line for line in self.text.splitlines() if text in line), None)) is not None:
+                return line
+            if has_ended or time.monotonic() > deadline:
+                raise AssertionError(f"{text!r} never came:\n{self.text[-3000:]}")
+            time.sleep(0.05)
+
+    def exit_code(self, timeout_s: float = 60.0) -> int:
+        """Return its exit code once it has ended by itself."""
+        return self.process.wait(timeout_s)
+
+    def stop(self, number: int = signal.SIGTERM, timeout_s: float = 60.0) -> int:
+        """Send a signal and return the exit code; kill it after `timeout_s` seconds."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait(10)
+            raise
+
+
+@contextlib.contextmanager
+def command(
+    *words: str,
+    log: Path,
+    env: dict[str, str] | None = None,
+    prefix: Sequence[str] = (),
+    program: Sequence[str] = ("-m", "omni_core"),
+) -> Iterator[Command]:
+    """Start `omni WORDS` and yield it at once; it is stopped at the end.
+
+    Args:
+        *words: The command and its arguments.
+        log: File for what it says.
+        env: Variables besides those of this process.
+        prefix: What the command line begins with, such as that of a `network.Host`.
+        program: What Python runs.
+    """
+    line = [*prefix, sys.executable, *program, *words]
+    with log.open("wb") as file:
+        process = subprocess.Popen(line, stdout=file, stderr=subprocess.STDOUT, env={**os.environ, **(env or {})})
+    found = Command(process, log)
+    try:
+        yield found
+    finally:
+        found.stop()

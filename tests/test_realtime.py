@@ -1,0 +1,275 @@
+"""Realtime sessions over real sockets: the official client, and clients that mean no good. The model is a script."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, nullcontext, suppress
+from typing import Any
+
+import numpy as np
+import pytest
+import uvicorn
+from openai import AsyncOpenAI
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from omni_core.deploy.duplex import DuplexPlan, DuplexSettings
+from omni_core.deploy.frontends import Frontend
+from omni_duplex.manager import SessionManager, Tools
+from omni_duplex.model import AudioOut, Capabilities, DuplexModel, Fence, TextOut, TurnEnd
+from omni_duplex.testing import ScriptedTurnModel
+from omni_server.app import build_app
+from omni_server.context import ServerSettings, ServerState
+from omni_server.fake_engine import FakeEngine
+
+pytestmark = pytest.mark.anyio
+
+MODEL = "org/fake-tts"
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def spoken(fence: Fence) -> list[Any]:
+    half = AudioOut(np.full(2400, 0.25, np.float32), 24_000, fence)
+    return [TextOut("good ", fence), half, TextOut("day", fence), half, TurnEnd(fence)]
+
+
+def turns(count: int = 8) -> ScriptedTurnModel:
+    return ScriptedTurnModel([spoken] * count, Capabilities(text_input=True, text_output=True, tools=True))
+
+
+class Served:
+    """A server in this process."""
+
+    def __init__(self, port: int, manager: SessionManager) -> None:
+        self.url = f"ws://127.0.0.1:{port}"
+        self.manager = manager
+        self.client = AsyncOpenAI(api_key="key-1", base_url=f"http://127.0.0.1:{port}/v1", websocket_base_url=f"{self.url}/v1")
+
+    async def free_slots(self) -> int:
+        """Return the free slots once nothing is being closed any more."""
+        async with asyncio.timeout(10):
+            while self.manager.placement.held:
+                await asyncio.sleep(0.01)
+        return self.manager.placement.free
+
+
+@pytest.fixture
+def serve() -> Callable[..., Any]:
+    @asynccontextmanager
+    async def started(model: DuplexModel | None, *, max_sessions: int = 2, **fields: Any) -> AsyncIterator[Served]:
+        settings = DuplexSettings(max_sessions=max_sessions, **fields)
+        frontend = Frontend(0, (), max_sessions)
+        plan = DuplexPlan(settings, (), (frontend,))
+        manager = SessionManager(model or turns(), plan, frontend, lambda group: None, Tools())  # type: ignore[arg-type,return-value]
+        state = ServerState(sessions=manager if model is not None else None)
+        app = build_app(FakeEngine(), ServerSettings(MODEL, api_key=("key-1",)), state=state)
+        with socket.socket() as sock:
+            sock.bind(("127.0.0.1", 0))
+            config = uvicorn.Config(app, log_config=None, lifespan="off", ws_per_message_deflate=False)
+            server = uvicorn.Server(config)
+            server.capture_signals = nullcontext  # type: ignore[method-assign, assignment]
+            running = asyncio.create_task(server.serve(sockets=[sock]))
+            served = Served(sock.getsockname()[1], manager)
+            try:
+                async with asyncio.timeout(20):
+                    while not server.started:
+                        await asyncio.sleep(0.01)
+                yield served
+            finally:
+                await manager.close()
+                await served.client.close()
+                server.should_exit = True
+                await running
+
+    return started
+
+
+def raw(served: Served, path: str = "/v1/realtime", key: str | None = "key-1", **options: Any) -> Any:
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    return connect(f"{served.url}{path}", additional_headers=headers, **options)
+
+
+async def next_event(ws: Any, kind: str | None = None) -> dict[str, Any]:
+    async with asyncio.timeout(10):
+        while True:
+            event: dict[str, Any] = json.loads(await ws.recv())
+            if kind is None or event["type"] == kind:
+                return event
+
+
+async def test_the_official_client_holds_a_conversation(serve: Callable[..., Any]) -> None:
+    async with serve(turns()) as served, served.client.realtime.connect(model=MODEL) as session:
+        created = await session.recv()
+        assert created.type == "session.created"
+        await session.session.update(session={"type": "realtime", "audio": {"input": {"turn_detection": None}}})
+        await session.input_audio_buffer.append(audio=base64.b64encode(bytes(9600)).decode())
+        await session.input_audio_buffer.commit()
+        await session.response.create()
+        audio, words, done = b"", "", None
+        async for event in session:
+            if event.type == "response.output_audio.delta":
+                audio += base64.b64decode(event.delta)
+            elif event.type == "response.output_audio_transcript.delta":
+                words += event.delta
+            elif event.type == "response.done":
+                done = event.response
+                break
+    assert words == "good day"
+    np.testing.assert_array_equal(np.frombuffer(audio, "<i2"), np.full(4800, round(0.25 * 32767)))
+    assert done is not None
+    assert done.status == "completed"
+
+
+async def test_two_sessions_and_no_third(serve: Callable[..., Any]) -> None:
+    """FE-08: the refusal says that trying again can help, before the socket is closed with 1013."""
+    async with serve(turns()) as served, raw(served) as one, raw(served) as two:
+        await next_event(one, "session.created")
+        await next_event(two, "session.created")
+        async with raw(served) as three:
+            refused = await next_event(three)
+            with pytest.raises(ConnectionClosed) as closed:
+                await three.recv()
+        assert refused["error"]["code"] == "resource_exhausted"
+        assert refused["error"]["retryable"] is True
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1013
+        await one.close()
+        async with asyncio.timeout(10):
+            while served.manager.placement.held > 1:
+                await asyncio.sleep(0.01)
+        async with raw(served) as four:
+            await next_event(four, "session.created")
+
+
+@pytest.mark.parametrize("key", [None, "wrong", ""])
+async def test_no_key_no_session(serve: Callable[..., Any], key: str | None) -> None:
+    """E11: on the socket as on any route, and never by the query."""
+    async with serve(turns()) as served:
+        for path in ("/v1/realtime", "/v1/duplex", "/v1/realtime?api_key=key-1"):
+            with pytest.raises(InvalidStatus) as refused:
+                async with raw(served, path, key):
+                    pass
+            assert refused.value.response.status_code == 403
+        assert served.manager.placement.held == 0
+
+
+async def test_a_browser_sends_its_key_as_a_subprotocol(serve: Callable[..., Any]) -> None:
+    async with serve(turns()) as served:
+        protocols = ["realtime", "openai-insecure-api-key.key-1"]
+        async with raw(served, key=None, subprotocols=protocols) as ws:
+            await next_event(ws, "session.created")
+            assert ws.subprotocol == "realtime", "the key is not sent back"
+
+
+async def test_a_model_without_sessions_says_so(serve: Callable[..., Any]) -> None:
+    async with serve(None) as served, raw(served) as ws:
+        assert "no realtime sessions" in (await next_event(ws))["error"]["message"]
+        with pytest.raises(ConnectionClosed) as closed:
+            await ws.recv()
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1008
+
+
+ABUSE = {
+    "no JSON": "{",
+    "no object": "[1]",
+    "binary": b"\x00\x01",
+    "deep": "[" * 100_000,
+    "unknown event": '{"type": "response.invent"}',
+    "a number for a text": '{"type": 7}',
+    "odd base64": '{"type": "input_audio_buffer.append", "audio": "A"}',
+    "NaN rate": '{"type": "session.update", "session": {"audio": {"input": {"format": {"type": "audio/pcm", "rate": NaN}}}}}',
+    "null audio": '{"type": "input_audio_buffer.append", "audio": null}',
+}
+
+
+@pytest.mark.parametrize("case", ABUSE)
+async def test_a_bad_message_gets_one_error_and_the_next_turn_works(serve: Callable[..., Any], case: str) -> None:
+    """B27: bad JSON, binary frames, unknown types, bad base64: one error each, and the socket stays open."""
+    async with serve(turns()) as served, raw(served) as ws:
+        await next_event(ws, "session.created")
+        await ws.send(ABUSE[case])
+        error = (await next_event(ws, "error"))["error"]
+        assert {"type", "code", "message", "param"} <= set(error)
+        item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]}
+        await ws.send(json.dumps({"type": "conversation.item.create", "item": item}))
+        await ws.send(json.dumps({"type": "response.create"}))
+        done = await next_event(ws, "response.done")
+        assert done["response"]["status"] == "completed"
+
+
+async def test_a_frame_that_is_too_long_ends_the_connection_and_nothing_else(serve: Callable[..., Any]) -> None:
+    async with serve(turns()) as served, raw(served) as other, raw(served, max_size=None) as ws:
+        await next_event(other, "session.created")
+        await next_event(ws, "session.created")
+        with suppress(ConnectionClosed):
+            await ws.send(json.dumps({"type": "input_audio_buffer.append", "audio": "A" * (16 * 1024**2)}))
+        with pytest.raises(ConnectionClosed):
+            await next_event(ws, "input_audio_buffer.cleared")
+        await other.send(json.dumps({"type": "input_audio_buffer.clear"}))
+        await next_event(other, "input_audio_buffer.cleared")
+
+
+async def test_a_flood_of_events_is_answered_in_order(serve: Callable[..., Any]) -> None:
+    async with serve(turns()) as served, raw(served) as ws:
+        await next_event(ws, "session.created")
+
+        async def flood() -> None:
+            for _ in range(3000):
+                await ws.send('{"type": "input_audio_buffer.clear"}')
+
+        sending = asyncio.create_task(flood())
+        for _ in range(3000):
+            assert (await next_event(ws))["type"] == "input_audio_buffer.cleared"
+        await sending
+
+
+async def test_a_session_is_resumed_over_a_new_socket(serve: Callable[..., Any]) -> None:
+    async with serve(turns()) as served:
+        async with raw(served, "/v1/duplex") as ws:
+            created = await next_event(ws, "session.created")
+            session_id, token = created["session"]["id"], created["resume_token"]
+            await ws.send(json.dumps({"type": "session.update", "session": {"instructions": "be brief"}}))
+            seen = (await next_event(ws, "session.updated"))["server_event_seq"]
+        async with raw(served, "/v1/duplex?resume=1") as ws:
+            facts = {"session_id": session_id, "resume_token": token, "last_received_server_event_seq": seen - 1}
+            await ws.send(json.dumps({"type": "session.resume", **facts}))
+            resumed = await next_event(ws)
+            again = await next_event(ws)
+            assert (resumed["type"], again["type"]) == ("session.resumed", "session.updated")
+            assert again["server_event_seq"] == seen
+            async with raw(served, "/v1/duplex?resume=1") as thief:
+                await thief.send(json.dumps({"type": "session.resume", **facts}))
+                assert (await next_event(thief))["error"]["code"] == "invalid_resume_token"
+            await ws.send(json.dumps({"type": "session.close"}))
+            await next_event(ws, "session.closed")
+        assert await served.free_slots() == 2
+
+
+async def test_a_client_that_leaves_gives_its_slot_back(serve: Callable[..., Any]) -> None:
+    async with serve(turns(), max_sessions=1) as served:
+        for _ in range(20):
+            async with raw(served) as ws:
+                await next_event(ws, "session.created")
+            assert await served.free_slots() == 1
+
+
+async def test_a_server_that_stops_says_so_before_it_hangs_up(serve: Callable[..., Any]) -> None:
+    async with serve(turns()) as served, raw(served, "/v1/duplex") as ws:
+        await next_event(ws, "session.created")
+
+        await served.manager.close("shutdown")
+
+        assert (await next_event(ws, "session.closed"))["reason"] == "shutdown"
+        with pytest.raises(ConnectionClosed) as closed:
+            await ws.recv()
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1012
