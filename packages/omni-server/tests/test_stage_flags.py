@@ -96,13 +96,13 @@ def test_values_that_cannot_be_are_refused(line: str, capsys: pytest.CaptureFixt
     assert line.split()[0] in capsys.readouterr().err
 
 
-def test_worker_has_no_api_servers() -> None:
+@pytest.mark.parametrize(("line", "reason"), [("--headless", "a worker has no API server"), ("", "a head has one API server")])
+def test_stage_command_has_no_further_api_servers(line: str, reason: str) -> None:
     """SB-03."""
-    args = parse(f"--headless --stage-id 1 {HEAD}")
-    args.api_server_count = 2
+    with pytest.raises(ConfigError, match=reason) as refused:
+        read(f"{line} --stage-id 1 --api-server-count 2 {HEAD}")
 
-    with pytest.raises(ConfigError, match="has no API server"):
-        read_stage_flags(args)
+    assert refused.value.where == "--api-server-count"
 
 
 def test_replica_id_is_ignored_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:

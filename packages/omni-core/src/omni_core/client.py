@@ -7,15 +7,16 @@ import logging
 import sys
 import threading
 import uuid
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
+from omni_core.chat import CHAT, chat_payload, served_chat, wanted_stages
 from omni_core.deploy.explain import describe_pipeline, describe_stage
 from omni_core.deploy.lora import adapter_of
 from omni_core.deploy.resolve import resolve_deployment
-from omni_core.engine.options import EngineOptions
+from omni_core.engine.options import EngineOptions, with_timeouts
 from omni_core.engine.orchestrator import DRAIN_TIMEOUT_S, Orchestrator
 from omni_core.engine.requirements import check_requirements
 from omni_core.errors import OmniError, RequestError, ServiceError
@@ -26,12 +27,14 @@ from omni_core.platforms import Platform, current_platform
 from omni_core.plugins import plugin_manager
 from omni_core.request import OmniOutput, OmniRequest, OmniResult
 from omni_core.results import join_results
-from omni_core.sampling import apply_constraints, check_sampling, merge_sampling
 from omni_core.speech import SpeechAdapter, SpeechPrompt, as_speech_prompt
 from omni_core.stage import ResolvedPipeline
+from omni_core.stage_sampling import SamplingParams, effective_sampling
+from omni_core.streaming import StreamingRequest
 from omni_core.target import load_target
 
 if TYPE_CHECKING:
+    from omni_core.engine.remote.head import Head
     from omni_core.plugins import PluginManager
 
 logger = logging.getLogger(__name__)
@@ -41,10 +44,8 @@ MAX_PROMPTS_UNDER_WAY = 64
 """`Omni.generate` begins a further prompt when one of so many has ended, so that deadlines count from a prompt's own begin."""
 
 Prompt = SpeechPrompt | Mapping[str, Any] | str
-"""A speech prompt, its fields by name, or its text alone; for pipelines that do not speak, the raw inputs."""
-SamplingParams = Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None
-"""One mapping for each stage in order, None for a stage that keeps its defaults; or one mapping for a one-stage pipeline."""
-
+"""A speech prompt, its fields by name, or its text alone; `{"chat": ...}`, a conversation (`omni_core.chat.chat_payload`); for
+other pipelines, the raw inputs."""
 T = TypeVar("T")
 
 
@@ -88,7 +89,7 @@ class AsyncOmni(Operations):
             manager=manager,
             platform=platform,
         )
-        limits = _timed(options, stage_init_timeout, init_timeout)
+        limits = with_timeouts(options, stage_init_timeout, init_timeout)
         self._use(resolved, limits, platform if isinstance(platform, Platform) else None)
 
     @classmethod
@@ -100,21 +101,26 @@ class AsyncOmni(Operations):
         init_timeout: float | None = None,
         options: EngineOptions | None = None,
         platform: Platform | None = None,
+        head: Head | None = None,
     ) -> Self:
-        """Return the pipeline of a deployment that is resolved already."""
+        """Return the pipeline of a deployment that is resolved already; workers register with `head` if there is one."""
         omni = cls.__new__(cls)
-        omni._use(resolved, _timed(options, stage_init_timeout, init_timeout), platform)
+        omni._use(resolved, with_timeouts(options, stage_init_timeout, init_timeout), platform, head)
         return omni
 
-    def _use(self, resolved: ResolvedPipeline, options: EngineOptions, platform: Platform | None) -> None:
-        check_requirements(resolved)
+    def _use(
+        self, resolved: ResolvedPipeline, options: EngineOptions, platform: Platform | None, head: Head | None = None
+    ) -> None:
+        check_requirements(resolved, None if head is None else head.own_stages)
         self.pipeline: ResolvedPipeline = resolved
         self.speech = _speech_adapter(resolved)
         """The pipeline's adapter; None for pipelines that do not speak."""
+        self.chat = served_chat(resolved)
+        """What conversations the pipeline answers; None for pipelines that answer none."""
         platform = platform or current_platform(plugin_manager(), resolved.platform)
         self.telemetry = Telemetry(self.health)
         """The numbers and traces of this pipeline."""
-        self._orchestrator = Orchestrator(resolved, options, platform=platform, observer=self.telemetry.observer)
+        self._orchestrator = Orchestrator(resolved, options, platform=platform, observer=self.telemetry.observer, head=head)
         self._orchestrator.prepare()
 
     async def __aenter__(self) -> Self:
@@ -146,6 +152,8 @@ class AsyncOmni(Operations):
         request_id: str | None = None,
         timeout_s: float = REQUEST_TIMEOUT_S,
         lora_request: Any = None,
+        outputs: Collection[int | str] | None = None,
+        replicas: Mapping[int, int] | None = None,
     ) -> AsyncIterator[OmniOutput]:
         """Yield a prompt's outputs as they are made; the last one has `finished`. Closing the iterator aborts the request.
 
@@ -155,20 +163,49 @@ class AsyncOmni(Operations):
             request_id: Name of the request, for `abort` and in the outputs; need not be unique.
             timeout_s: Seconds until the request fails.
             lora_request: A `LoraAdapter` (or vLLM's LoRARequest) that stage 0 applies to this request (LR-04).
+            outputs: What of the answer is wanted, as types (`text`, `audio`) or as ids of final stages; None is everything.
+                Stages that are not needed for it never see the request.
+            replicas: Replicas that it must run on, by stage id; others are chosen.
 
         Raises:
             RequestError: The prompt or a parameter cannot be used; `param` names it.
             ServiceError: The pipeline failed (StageDeadError, DeadlineError and OverloadedError are such).
         """
         with self.telemetry.refusals():
-            request = self._request(prompt, sampling_params_list, request_id or f"omni-{uuid.uuid4().hex[:16]}", timeout_s)
-            request = replace(request, lora=adapter_of(lora_request, self.pipeline))
-        outputs = self._orchestrator.submit(request)
+            request = self._request(prompt, sampling_params_list, request_id, timeout_s)
+            wanted = wanted_stages(self.pipeline.config, outputs)
+            lora = adapter_of(lora_request, self.pipeline)
+            request = replace(request, lora=lora, outputs=wanted, replicas=dict(replicas or {}))
+        answer = self._orchestrator.submit(request)
         try:
-            async for output in outputs:
+            async for output in answer:
                 yield output
         finally:
-            await cast("Any", outputs).aclose()
+            await cast("Any", answer).aclose()
+
+    def open(
+        self,
+        inputs: Payload,
+        *,
+        sampling_params_list: SamplingParams = None,
+        request_id: str | None = None,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+        replicas: Mapping[int, int] | None = None,
+    ) -> StreamingRequest:
+        """Return a request whose entry stage gets further input while it runs; it begins when its outputs are asked for.
+
+        The arguments are those of `generate`; `inputs` is what the entry stage begins with.
+
+        Raises:
+            RequestError: A parameter cannot be used.
+        """
+        with self.telemetry.refusals():
+            request = self._request(inputs, sampling_params_list, request_id, timeout_s)
+        return StreamingRequest(self._orchestrator, replace(request, replicas=dict(replicas or {})))
+
+    def watch_deaths(self, told: Callable[[int, int, str], None]) -> None:
+        """Call a function with the stage id, the replica and the reason whenever a replica's process is gone."""
+        self._orchestrator.on_death.append(told)
 
     def abort(self, request_id: str) -> bool:
         """End every running request with this id; return whether there was one."""
@@ -184,17 +221,18 @@ class AsyncOmni(Operations):
         """Return `healthy`, the number of running `requests`, and the state of each of the `stages`."""
         return self._orchestrator.health()
 
-    def _request(self, prompt: Prompt, sampling: SamplingParams, request_id: str, timeout_s: float) -> OmniRequest:
+    def _request(self, prompt: Prompt, sampling: SamplingParams, name: str | None, timeout_s: float) -> OmniRequest:
         inputs: Payload
         prepared: Mapping[int, Mapping[str, Any]] = {}
         if self.speech is not None:
             speech = self.speech.prepare(as_speech_prompt(prompt))
             inputs, prepared = speech.inputs, speech.sampling
         elif isinstance(prompt, Mapping):
-            inputs = prompt
+            inputs = chat_payload(prompt, self.chat) if CHAT in prompt else prompt
         else:
             name = self.pipeline.config.model_type
             raise RequestError(f"pipeline {name!r} takes its inputs as a mapping", hint="pass a dict", param="prompt")
+        request_id = name or f"omni-{uuid.uuid4().hex[:16]}"
         return OmniRequest(request_id, inputs, effective_sampling(self.pipeline, prepared, sampling), timeout_s=timeout_s)
 
 
@@ -205,51 +243,6 @@ def _log_configuration(resolved: ResolvedPipeline) -> None:
         logger.info("%s", describe_stage(stage))
     for text in resolved.warnings:
         logger.warning("%s", text)
-
-
-def _timed(options: EngineOptions | None, stage_init_timeout: float | None, init_timeout: float | None) -> EngineOptions:
-    """Return options with the timeouts that were given by themselves."""
-    options = options or EngineOptions()
-    if stage_init_timeout is not None:
-        options = replace(options, stage_init_timeout_s=stage_init_timeout)
-    if init_timeout is not None:
-        options = replace(options, init_timeout_s=init_timeout)
-    return options
-
-
-def effective_sampling(
-    pipeline: ResolvedPipeline, prepared: Mapping[int, Mapping[str, Any]], requested: SamplingParams
-) -> dict[int, dict[str, Any]]:
-    """Return each stage's sampling parameters: the deployment's, the prompt's, then the request's, constraints on top.
-
-    Raises:
-        RequestError: There is not exactly one entry for each stage (SM-05), or a parameter cannot be used.
-    """
-    count = len(pipeline.stages)
-    if isinstance(requested, Mapping):
-        if count != 1:
-            raise RequestError(
-                f"one mapping of sampling parameters is given, but the pipeline has {count} stages",
-                param="sampling_params_list",
-                hint="pass a list with one mapping for each stage",
-            )
-        requested = [requested]
-    if requested is not None and (isinstance(requested, str) or len(requested) != count):
-        raise RequestError(
-            f"sampling_params_list has {len(requested)} entries, but the pipeline has {count} stages",
-            param="sampling_params_list",
-            hint="pass one mapping for each stage, {} for a stage that keeps its defaults",
-        )
-    found = {}
-    for index, stage in enumerate(pipeline.stages):
-        asked = (requested[index] if requested is not None else None) or {}
-        where = f"sampling_params_list[{index}]"
-        if not isinstance(asked, Mapping):
-            raise RequestError("it is no mapping", where=where, param="sampling_params_list", hint="pass a dict")
-        check_sampling(asked, where=where)
-        merged = merge_sampling(stage.sampling, prepared.get(stage.stage_id), asked)
-        found[stage.stage_id] = apply_constraints(merged, stage.topology.sampling_constraints)
-    return found
 
 
 def _speech_adapter(resolved: ResolvedPipeline) -> SpeechAdapter | None:
@@ -302,6 +295,7 @@ class Omni:
         use_tqdm: bool = True,
         return_errors: bool = False,
         timeout_s: float = REQUEST_TIMEOUT_S,
+        outputs: Collection[int | str] | None = None,
     ) -> list[OmniResult]:
         """Return the results of prompts, in their order.
 
@@ -311,20 +305,26 @@ class Omni:
             use_tqdm: Whether to show a bar for more than one prompt; it is drawn on a terminal only.
             return_errors: Give a failed prompt's error in its result. Otherwise the first one is raised when all have ended.
             timeout_s: Seconds for each prompt, from its begin.
+            outputs: What of the answers is wanted; as for AsyncOmni.generate.
 
         Raises:
             OmniError: A prompt failed, and `return_errors` is false.
         """
         if isinstance(prompts, (str, Mapping, SpeechPrompt)):
             prompts = [prompts]
-        results = self._run(self._generate(prompts, sampling_params_list, use_tqdm, timeout_s))
+        results = self._run(self._generate(prompts, sampling_params_list, use_tqdm, timeout_s, outputs))
         failed = next((result.error for result in results if result.error is not None), None)
         if failed is not None and not return_errors:
             raise failed
         return results
 
     async def _generate(
-        self, prompts: Sequence[Prompt], sampling: SamplingParams, use_tqdm: bool, timeout_s: float
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams,
+        use_tqdm: bool,
+        timeout_s: float,
+        wanted: Collection[int | str] | None,
     ) -> list[OmniResult]:
         from tqdm import tqdm
 
@@ -338,7 +338,11 @@ class Omni:
                 async with room:
                     try:
                         async for output in self._omni.generate(
-                            prompt, sampling_params_list=sampling, request_id=request_id, timeout_s=timeout_s
+                            prompt,
+                            sampling_params_list=sampling,
+                            request_id=request_id,
+                            timeout_s=timeout_s,
+                            outputs=wanted,
                         ):
                             outputs.append(output)  # noqa: PERF401 - what came before an error is thrown away with it
                     except OmniError as error:

@@ -39,6 +39,8 @@ class OmniRequest:
     """Seconds until the request fails with DeadlineError, from its start."""
     lora: LoraAdapter | None = None
     """What stage 0 applies (LR-04)."""
+    replicas: Mapping[int, int] = field(default_factory=dict)
+    """Replicas that it must run on, by stage id; a stage that is not named chooses."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,13 @@ class OmniOutput:
     """`stop` (the model ended) or `length` (the limit was reached), on the last piece."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """On the last piece: `frames`, `prompt_tokens`, `ttfa_s`, `duration_s` where they are known."""
+    reply: Mapping[str, Any] = field(default_factory=dict)
+    """What an answer has beside its text: `reasoning` str, `tool_calls` and `logprobs`, lists in OpenAI's form, all of them
+    only what is new since the piece before (`omni_core.chat.join_replies`)."""
+    stage_finish_reason: str | None = None
+    """Why this stage ended, on its last piece: `stop`, `length`, or `tool_calls`."""
+    stage_metrics: Mapping[str, float] = field(default_factory=dict)
+    """On this stage's last piece, its own numbers, such as `prompt_tokens` and `generated_tokens`."""
 
 
 @dataclass(frozen=True)
@@ -78,5 +87,7 @@ class OmniResult:
     """Everything else the final stages sent, joined along dimension 0."""
     finish_reason: str | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    reply: Mapping[str, Any] = field(default_factory=dict)
+    """`reasoning`, `tool_calls` and `logprobs` of a conversation's answer, whole."""
     error: OmniError | None = None
     """Why there is no answer; only where the caller asked for errors in place."""

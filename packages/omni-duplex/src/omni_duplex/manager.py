@@ -14,6 +14,7 @@ from omni_core.deploy.frontends import Frontend
 from omni_duplex.batcher import Batcher
 from omni_duplex.errors import SERVER, CapacityError, DuplexError
 from omni_duplex.lease import Lease
+from omni_duplex.meter import Meter
 from omni_duplex.model import Capabilities, DuplexModel, DuplexStream, Fence, ReplicaPort, SessionConfig
 from omni_duplex.placement import Placement
 from omni_duplex.protocol.dialect import Dialect
@@ -38,6 +39,8 @@ class Tools:
     ear: Callable[[Capabilities, SessionConfig], Ear] | None = None
     """Makes what finds speech; None where turn detection is not offered."""
     transcriber: Transcriber | None = None
+    meter: Meter | None = None
+    """Counts; None where nobody does."""
     max_lead_s: float | None = 1.0
     """How far a client may be ahead of real time before a unit model lets its audio wait."""
 
@@ -94,6 +97,7 @@ class SessionManager:
         self._late: set[asyncio.Task[Any]] = set()
         self._empty = asyncio.Event()
         self._empty.set()
+        self._note_slots()
 
     @property
     def sessions(self) -> Iterable[SessionActor]:
@@ -114,10 +118,19 @@ class SessionManager:
             CapacityError: There is no room now.
             DuplexError: The model refuses the configuration, or could not open a stream in time.
         """
+        try:
+            return await self._open(dialect, config)
+        except DuplexError as error:
+            if self._tools.meter is not None:
+                self._tools.meter.refused(error.code)
+            raise
+
+    async def _open(self, dialect: Dialect, config: SessionConfig) -> SessionActor:
         if self._closing:
             raise CapacityError("this server is shutting down")
         session_id = f"sess_{uuid.uuid4().hex}"
         group = self.placement.reserve(session_id)
+        self._note_slots()
         self._empty.clear()
         opening: asyncio.Task[DuplexStream] | None = None
         try:
@@ -170,7 +183,8 @@ class SessionManager:
         def driver(post: Any, fence: Any) -> TurnDriver | UnitDriver:
             if capabilities.turn_policy == "commit":
                 return TurnDriver(stream, post)
-            return UnitDriver(stream, post, capabilities, tools.clock, fence, self._batcher, tools.max_lead_s)
+            late = tools.meter.heard_late if tools.meter is not None else lambda _: None
+            return UnitDriver(stream, post, capabilities, tools.clock, fence, self._batcher, tools.max_lead_s, late)
 
         actor = SessionActor(
             session,
@@ -181,6 +195,7 @@ class SessionManager:
             tools.clock,
             ear=tools.ear(capabilities, config) if tools.ear is not None else None,
             transcriber=tools.transcriber,
+            meter=tools.meter.session() if tools.meter is not None else None,
             on_freed=self._freed,
         )
         self._sessions[session_id] = _Entry(actor)
@@ -238,13 +253,17 @@ class SessionManager:
             facts = {"session_id": session_id, "resume_token": fresh, "attachment_generation": generation}
             return {"type": "session.resumed", **facts, "replayed_events": len(replay)}
 
+        if self._tools.meter is not None:
+            self._tools.meter.resumed()
         return self._attach(entry, replay, resumed)
 
     # -- ending ----------------------------------------------------------------------------------------------------
 
     def replica_lost(self, stage: int, replica: int, reason: str) -> None:
         """End every session on a dead replica; the others go on."""
-        for session_id in self.placement.lose(stage, replica):
+        lost = self.placement.lose(stage, replica)
+        self._note_slots()
+        for session_id in lost:
             if (entry := self._sessions.get(session_id)) is not None:
                 entry.actor.post(ev.ReplicaLost(reason))
 
@@ -260,12 +279,17 @@ class SessionManager:
             return False
         return True
 
+    def _note_slots(self) -> None:
+        if self._tools.meter is not None:
+            self._tools.meter.placed(self.placement, len(self._plan.groups))
+
     def _freed(self, session_id: str) -> None:
         self._sessions.pop(session_id, None)
         self._release(session_id)
 
     def _release(self, session_id: str) -> None:
         self.placement.release(session_id)
+        self._note_slots()
         if not self.placement.held:
             self._empty.set()
 

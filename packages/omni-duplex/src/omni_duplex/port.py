@@ -6,12 +6,15 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Protocol
 
 from omni_core.deploy.duplex import DuplexPlan
+from omni_core.observe.telemetry import Telemetry
 from omni_core.request import OmniOutput
 from omni_duplex.model import StreamingRequest
 
 
 class PipelineEngine(Protocol):
     """What a port needs of an engine; `omni_core.client.AsyncOmni` has it."""
+
+    telemetry: Telemetry
 
     def generate(self, prompt: Any, **options: Any) -> AsyncIterator[OmniOutput]:
         """Run one request."""

@@ -12,6 +12,7 @@ from omni_core.stage import ResolvedPipeline
 from omni_core.suggest import way_out
 from omni_core.target import load_target
 from omni_duplex.manager import SessionManager, Tools
+from omni_duplex.meter import Meter
 from omni_duplex.model import Capabilities, DuplexModel, SessionConfig, TurnDetection
 from omni_duplex.port import PipelineEngine, ports
 
@@ -66,8 +67,10 @@ def make_manager(engine: PipelineEngine, pipeline: ResolvedPipeline, frontend: F
             where=f"pipeline {pipeline.config.model_type!r}",
             hint="correct duplex_capabilities of the pipeline",
         )
-    tools = Tools(ear=_ears(plan.settings.server_vad_model_path, found))
-    return SessionManager(model, plan, frontend or plan.frontends[0], ports(engine, plan), tools)
+    own = frontend or plan.frontends[0]
+    meter = Meter(engine.telemetry.registry, own.index)
+    tools = Tools(ear=_ears(plan.settings.server_vad_model_path, found), meter=meter)
+    return SessionManager(model, plan, own, ports(engine, plan), tools)
 
 
 def _ears(model_path: str | None, capabilities: Capabilities) -> Any:

@@ -11,6 +11,7 @@ from omni_core.errors import ConfigError
 from omni_core.observe.endpoint import TRACES_ENDPOINT_ENV
 from omni_server.adapters import parse_lora_modules
 from omni_server.context import ServerSettings
+from omni_server.frontend_flags import add_frontend_flags
 from omni_server.stage_flags import add_stage_flags
 from omni_server.voice_settings import add_voice_flags, check_voices_dir
 
@@ -28,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_voice_flags(parser.add_argument_group("uploaded voices"))
     _add_engine_flags(parser.add_argument_group("stages and requests"))
     add_stage_flags(parser.add_argument_group("stages on several hosts"))
+    add_frontend_flags(parser.add_argument_group("several server processes"))
     _add_observing_flags(parser.add_argument_group("observing"))
 
 

@@ -15,18 +15,19 @@ from omni_core.errors import ConfigError
 
 
 @contextlib.contextmanager
-def bind(host: str, port: int, uds: str | None) -> Iterator[socket.socket]:
+def bind(host: str, port: int, uds: str | None, *, reuse_port: bool = False) -> Iterator[socket.socket]:
     """Bind a socket that does not listen yet; close it, and remove a Unix socket's file, at the end.
 
     Args:
         host: Name or address.
         port: Port; 0 takes a free one.
         uds: Path of a Unix socket, instead of host and port.
+        reuse_port: Whether other processes of this user that say so too may listen on the port beside this one.
 
     Raises:
         ConfigError: The address is taken, or is not one of this machine.
     """
-    sock = _bind_unix(uds) if uds else _bind_tcp(host, port)
+    sock = _bind_unix(uds) if uds else _bind_tcp(host, port, reuse_port=reuse_port)
     try:
         yield sock
     finally:
@@ -56,7 +57,7 @@ def describe(sock: socket.socket, host: str) -> str:
     return f"http://[{host}]:{name[1]}" if ":" in host else f"http://{host}:{name[1]}"
 
 
-def _bind_tcp(host: str, port: int) -> socket.socket:
+def _bind_tcp(host: str, port: int, *, reuse_port: bool) -> socket.socket:
     where = f"--host {host} --port {port}"
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -64,22 +65,24 @@ def _bind_tcp(host: str, port: int) -> socket.socket:
         raise ConfigError(f"the host is not known: {error}", where=where, hint="give an address of this machine") from error
     family, kind, protocol, _, address = found[0]
     try:
-        return _bind(family, kind, protocol, address, reuse=False)
+        return _bind(family, kind, protocol, address, reuse=False, reuse_port=reuse_port)
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise ConfigError(f"cannot listen there: {error.strerror}", where=where, hint="choose another address") from error
     try:
         # Not with `reuse` at once: until one of them listens, two servers that start together would both get the port.
-        return _bind(family, kind, protocol, address, reuse=True)
+        return _bind(family, kind, protocol, address, reuse=True, reuse_port=reuse_port)
     except OSError as error:
         raise ConfigError("the port is taken", where=where, hint="choose another port; 0 takes a free one") from error
 
 
-def _bind(family: int, kind: int, protocol: int, address: Any, *, reuse: bool) -> socket.socket:
+def _bind(family: int, kind: int, protocol: int, address: Any, *, reuse: bool, reuse_port: bool) -> socket.socket:
     sock = socket.socket(family, kind, protocol)
     try:
         if reuse:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if reuse_port:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         sock.bind(address)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from omni_core.errors import DependencyError, OmniError
-from omni_server import listening
+from omni_server import frontends, listening
 from omni_server.adapters import check_adapters
 from omni_server.arguments import add_arguments, make_engine_options, make_settings, model_of, set_environment
 from omni_server.context import ServerSettings, ServerState
@@ -69,9 +69,15 @@ class ServeCommand:
 
             return run_worker(args, stage_flags)
         args.stage_flags = stage_flags
+        frontends.check_flags(args)
+        if args.frontend_index is not None:
+            frontends.watch_parent()
+        elif args.api_server_count > 1:
+            return frontends.run_frontends(args)
         _log_uvicorn(args.uvicorn_log_level)
         settings = make_settings(args)
-        with listening.bind(args.host, args.port, args.uds) as sock:
+        is_one = args.frontend_index is None
+        with listening.bind(args.host, args.port, args.uds) if is_one else frontends.frontend_socket(args) as sock:
             return asyncio.run(self._serve(args, settings, sock))
 
     async def _serve(self, args: argparse.Namespace, settings: ServerSettings, sock: socket.socket) -> int:
@@ -147,6 +153,11 @@ def make_async_omni(args: argparse.Namespace) -> Engine:
     from omni_core.client import AsyncOmni
     from omni_core.deploy.flags import typed_flags
 
+    if args.frontend_index is not None:
+        from omni_core.deploy.frontend_part import frontend_part
+
+        part = frontend_part(frontends.resolve_for_frontends(args), args.frontend_index)
+        return AsyncOmni.from_resolved(part, options=make_engine_options(args))
     if args.stage_flags is not None:
         from omni_server.headless import make_head
 

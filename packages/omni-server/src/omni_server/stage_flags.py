@@ -119,8 +119,9 @@ def _check_misuse(args: argparse.Namespace) -> None:
     if args.omni_replica_address is not None and not args.headless:
         hint = "leave it out: the head is reached at --omni-master-address"
         raise ConfigError("only workers have one", where="--omni-replica-address", hint=hint)
-    if args.headless and (getattr(args, "api_server_count", None) or 1) != 1:
-        raise ConfigError("a worker has no API server", where="--api-server-count", hint="give it to the head")
+    if args.api_server_count != 1:
+        reason = "a worker has no API server" if args.headless else "a head has one API server"
+        raise ConfigError(reason, where="--api-server-count", hint="leave it out where --stage-id is given")
 
 
 def worker_command(args: argparse.Namespace, model: str, head: HeadAddress) -> Callable[[int], str]:

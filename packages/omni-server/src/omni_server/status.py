@@ -61,7 +61,12 @@ def routes(context: ServerContext) -> list[Route]:
     async def ready(request: Request) -> Response:
         if context.state.draining:
             return JSONResponse({"status": "draining"}, status_code=503, headers={"Connection": "close"})
-        return await health(request)
+        sessions = context.state.sessions
+        state = context.engine.health()
+        if sessions is None or not state["healthy"]:
+            return await health(request)
+        slots = {"held": sessions.placement.held, "free": sessions.placement.free}
+        return JSONResponse({"status": "healthy", "sessions": slots})
 
     async def get_version(request: Request) -> Response:
         found = {name: number for name in _PACKAGES if (number := _version(name))}

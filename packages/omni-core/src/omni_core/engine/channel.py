@@ -1,4 +1,4 @@
-"""A channel: msgpack messages with a length in front, over an asyncio stream socket (a Unix path now, TCP later)."""
+"""A channel: msgpack messages with a length in front, over an asyncio stream socket: a Unix path, or TCP between hosts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ MAX_BUFFERED_BYTES = 64 << 20
 SEND_TIMEOUT_S = 30.0
 
 _LENGTH = 4
-_READ_AHEAD = 1 << 20
+READ_AHEAD = 1 << 20
+"""What a connection may hold that nobody has taken yet."""
 
 T = TypeVar("T")
 
@@ -83,17 +84,22 @@ class Channel(Generic[T]):
             if size > MAX_MESSAGE_BYTES:
                 raise ServiceError(f"a message announces {size} bytes, more than {MAX_MESSAGE_BYTES}", where=self.peer)
             data = await self._reader.readexactly(size)
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, OSError):
+            # A host that is gone without a word ends a TCP connection with other errors than ConnectionError.
             return None
         try:
             return self._decoder.decode(data)
         except msgspec.MsgspecError as error:
             raise ServiceError(f"a message cannot be read: {error}", where=self.peer) from error
 
+    def abort(self) -> None:
+        """Close at once; what is buffered is lost."""
+        self._writer.transport.abort()
+
     async def close(self, timeout_s: float = 1.0) -> None:
         """Send what is buffered, at most for `timeout_s`, and close."""
         self._writer.close()
-        with contextlib.suppress(TimeoutError, ConnectionError):
+        with contextlib.suppress(OSError):  # TimeoutError is one
             async with asyncio.timeout(timeout_s):
                 await self._writer.wait_closed()
         self._writer.transport.abort()
@@ -108,7 +114,7 @@ async def connect(path: str, receives: Any, peer: str, timeout_s: float = 10.0) 
     """
     try:
         async with asyncio.timeout(timeout_s):
-            reader, writer = await asyncio.open_unix_connection(path, limit=_READ_AHEAD)
+            reader, writer = await asyncio.open_unix_connection(path, limit=READ_AHEAD)
     except TimeoutError:
         raise DeadlineError(f"no connection to {path} within {timeout_s:g} s", where=peer) from None
     return Channel(reader, writer, receives, peer)
@@ -124,4 +130,4 @@ async def accept_one(path: str, receives: Any, peer: str) -> tuple[asyncio.Serve
         else:
             first.set_result(Channel(reader, writer, receives, peer))
 
-    return await asyncio.start_unix_server(connected, path, limit=_READ_AHEAD), first
+    return await asyncio.start_unix_server(connected, path, limit=READ_AHEAD), first

@@ -1,6 +1,7 @@
 """Calls of operators to stages, the orchestrator's end: to every replica, and each ends in time whatever the stage does.
 
-`call_desk` is the stage host's end.
+`call_desk` is the stage host's end. What a stage was told to be is remembered, for replicas that are started again: nobody should
+find one of them at work that was told to wait, or with other weights than its neighbours.
 """
 
 from __future__ import annotations
@@ -18,6 +19,12 @@ from omni_core.engine.stage_process import StageProcess, StageState
 from omni_core.errors import DeadlineError, NotFoundError, OmniError, RequestError, ServiceError
 
 _HOLDS = {"pause": True, "sleep": True, "resume": False, "wake_up": False}
+_LASTING = frozenset({"pause", "sleep", "update_weight_version"})
+"""Calls that a replica which is started again has to be told as well."""
+_ENDS = {"resume": ("pause",), "wake_up": ("pause", "sleep")}
+"""Which of them a call ends."""
+_TRAINS = frozenset({"start_weight_update", "update_weights", "finish_weight_update"})
+BRING_BACK_TIMEOUT_S = 60.0
 GRACE_S = 1.0
 """How much longer the orchestrator waits than the host, whose own error says more."""
 
@@ -33,6 +40,10 @@ class Control:
         self.paused: set[int] = set()
         """Stages that were told to hold their requests back, for which nobody is to blame."""
         self._pools = pools
+        self._told: dict[int, dict[str, Mapping[str, Any]]] = {}
+        """The lasting calls that each stage was told last, in their order."""
+        self._trained: set[int] = set()
+        """Stages with weights, whole or in part, that came from a trainer."""
         self._numbers = itertools.count()
         self._waiting: dict[int, tuple[StageProcess, asyncio.Future[Any]]] = {}
 
@@ -58,11 +69,40 @@ class Control:
         answers = await asyncio.gather(
             *(self._call(process, method, arguments, timeout_s) for process in processes), return_exceptions=True
         )
-        for answer in answers:
-            if isinstance(answer, BaseException):
-                self._note_pause(stage_id, was_paused)
-                raise answer
+        error = next((answer for answer in answers if isinstance(answer, BaseException)), None)
+        self._remember(stage_id, method, arguments, error)
+        if error is not None:
+            self._note_pause(stage_id, was_paused)
+            raise error
         return list(answers)
+
+    def _remember(self, stage_id: int, method: str, arguments: Mapping[str, Any], error: BaseException | None) -> None:
+        # An update that was refused has changed nothing; one that failed may have changed anything.
+        if method in _TRAINS and not isinstance(error, RequestError):
+            self._trained.add(stage_id)
+        if error is not None:
+            return
+        told = self._told.setdefault(stage_id, {})
+        for ended in _ENDS.get(method, ()):
+            told.pop(ended, None)
+        if method in _LASTING:
+            told.pop(method, None)
+            told[method] = dict(arguments)
+        if method == "reload_weights":
+            self._trained.discard(stage_id)
+
+    def why_not_again(self, stage_id: int) -> str:
+        """Return why no replica of a stage can be started again so that it is as it was; empty if it can."""
+        return "its weights came from a trainer and went with it" if stage_id in self._trained else ""
+
+    async def bring_back(self, process: StageProcess) -> None:
+        """Tell a replica that was started again what its stage was told before; it takes no requests yet.
+
+        Raises:
+            OmniError: It cannot do as it is told.
+        """
+        for method, arguments in list(self._told.get(process.stage.stage_id, {}).items()):
+            await self._call(process, method, arguments, BRING_BACK_TIMEOUT_S)
 
     def _note_pause(self, stage_id: int, is_paused: bool) -> None:
         (self.paused.add if is_paused else self.paused.discard)(stage_id)

@@ -39,6 +39,7 @@ class Place:
     replica: int
     run_dir: str
     run_id: str
+    address: str = ""
 
 
 class Window:
@@ -91,7 +92,14 @@ class _End:
             place = self._place
             self._connector = cls(
                 ConnectorEdge(
-                    edge.connector, edge.from_stage, edge.to_stage, self._role, place.replica, place.run_dir, place.run_id
+                    edge.connector,
+                    edge.from_stage,
+                    edge.to_stage,
+                    self._role,
+                    place.replica,
+                    place.run_dir,
+                    place.run_id,
+                    place.address,
                 ),
                 edge.options,
             )

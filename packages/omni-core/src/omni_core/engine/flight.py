@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
 
+from omni_core.engine.feed import Feed
 from omni_core.engine.messages import Chunk, Consumed, FromHost, Output
 from omni_core.engine.stage_process import StageProcess
 from omni_core.errors import OmniError, RequestError, ServiceError
@@ -43,6 +44,8 @@ class Flight:
     """Final stages whose last output came."""
     finish_reason: str | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+    feed: Feed | None = None
+    """Where further input comes from while it runs; None for a request whose input is whole."""
     is_running: bool = False
     """Whether the entry stages were opened."""
     ended: bool = False

@@ -13,11 +13,15 @@ from collections.abc import Callable, Sequence
 from multiprocessing import spawn
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omni_core.engine.preload import MODULES_ENV, SERVER_ENV
 from omni_core.engine.run_dir import make_private_dir, remove_run_dirs
 from omni_core.engine.watch import Watched
+
+if TYPE_CHECKING:
+    from omni_core.platforms import Platform
+    from omni_core.stage import ResolvedStage
 
 QUIET = {"VLLM_LOGGING_LEVEL": "WARNING"}
 """Variables that processes below the server get where it has none."""
@@ -60,6 +64,13 @@ def _ensure_running() -> None:
     finally:
         for name in told:
             del os.environ[name]
+
+
+def context_for(platform: Platform, stages: Sequence[ResolvedStage]) -> BaseContext:
+    """Return the context for the processes of stages; where they are forked, what they import is being imported already."""
+    if platform.start_method == "forkserver" and stages:
+        return begin([name for stage in stages for name in stage.modules])
+    return spawner()
 
 
 def spawner() -> BaseContext:

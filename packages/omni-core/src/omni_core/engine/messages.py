@@ -114,6 +114,10 @@ class Call(msgspec.Struct, frozen=True, tag=True):
     """Seconds after which it is given up."""
 
 
+class Forget(msgspec.Struct, frozen=True, tag=True):
+    """Forget every request: the server that sent them is gone, and another one may come."""
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """Stop the engine and leave."""
 
@@ -156,6 +160,8 @@ class Output(msgspec.Struct, frozen=True, tag=True):
     finished: bool
     finish_reason: str | None = None
     metrics: dict[str, float] = {}
+    reply: dict[str, Any] = {}
+    """`StageOutput.reply`."""
 
 
 class Failure(msgspec.Struct, frozen=True, tag=True):
@@ -200,5 +206,5 @@ class Reply(msgspec.Struct, frozen=True, tag=True):
     fault: Fault | None = None
 
 
-ToHost = Open | Push | Consumed | Abort | Call | Shutdown
+ToHost = Open | Push | Consumed | Abort | Call | Forget | Shutdown
 FromHost = Ready | StartFailed | Chunk | Output | Failure | Died | Consumed | Heartbeat | Progress | Measured | Reply

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from omni_core.errors import ConfigError
@@ -25,6 +25,8 @@ class EngineOptions:
     """Longest start of one replica."""
     init_timeout_s: float = 600.0
     """Longest start of all."""
+    stage_heartbeat_timeout_s: float = 30.0
+    """A stage, or its engine, that gives no sign of life for this long is killed. They give one every two seconds."""
     lb_policy: LbPolicy = LbPolicy.RANDOM
     """How a request's replica is chosen."""
     max_queued_requests: int = 1024
@@ -33,6 +35,16 @@ class EngineOptions:
     """Longest wait for room; None waits as long as the request's own deadline allows."""
     stall_timeout_s: float | None = 300.0
     """A running request for which no stage does anything for this long fails; None trusts its deadline alone."""
+
+
+def with_timeouts(options: EngineOptions | None, stage_init_timeout: float | None, init_timeout: float | None) -> EngineOptions:
+    """Return options with the timeouts that were given by themselves."""
+    options = options or EngineOptions()
+    if stage_init_timeout is not None:
+        options = replace(options, stage_init_timeout_s=stage_init_timeout)
+    if init_timeout is not None:
+        options = replace(options, init_timeout_s=init_timeout)
+    return options
 
 
 def parse_lb_policy(name: str) -> LbPolicy:

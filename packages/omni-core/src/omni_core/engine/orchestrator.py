@@ -9,15 +9,16 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from multiprocessing.context import BaseContext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omni_core.deploy.lora import ADAPTER_STAGE
 from omni_core.engine import fork_server
 from omni_core.engine.admission import Admission
 from omni_core.engine.channel import MAX_MESSAGE_BYTES
 from omni_core.engine.control import Control
+from omni_core.engine.feed import Feed
 from omni_core.engine.flight import Flight, encode_inputs
 from omni_core.engine.messages import (
     READER,
@@ -35,10 +36,10 @@ from omni_core.engine.messages import (
     Reply,
 )
 from omni_core.engine.options import EngineOptions
-from omni_core.engine.outputs import typed_output
-from omni_core.engine.replicas import Launcher, Replica, ReplicaPool, start_all
+from omni_core.engine.outputs import output_of
+from omni_core.engine.replicas import Launcher, Replica, ReplicaPool, make_pool, start_all
 from omni_core.engine.run_dir import RunDir
-from omni_core.engine.stage_process import StageProcess, StageState
+from omni_core.engine.stage_process import StageProcess
 from omni_core.errors import (
     DeadlineError,
     NotFoundError,
@@ -46,12 +47,14 @@ from omni_core.errors import (
     OverloadedError,
     RequestError,
     ServiceError,
-    StageStartError,
 )
 from omni_core.observe.observer import Observer
 from omni_core.platforms import CPU, Platform
 from omni_core.request import OmniOutput, OmniRequest
 from omni_core.stage import ResolvedPipeline
+
+if TYPE_CHECKING:
+    from omni_core.engine.remote.head import Head
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +71,7 @@ class Orchestrator:
         options: Deadlines and limits.
         platform: How its processes start and are shown their devices.
         observer: Who is told of every request.
+        head: Whom the workers of other hosts register with; None where every stage is started here.
     """
 
     def __init__(
@@ -77,11 +81,13 @@ class Orchestrator:
         *,
         platform: Platform = CPU,
         observer: Observer | None = None,
+        head: Head | None = None,
     ) -> None:
         self.pipeline = pipeline
         self.options = options or EngineOptions()
         self._platform = platform
         self._observer = observer or Observer()
+        self._head = head
         self._context: BaseContext
         self._run_dir: RunDir | None = None
         self._pools: dict[int, ReplicaPool] = {}
@@ -89,6 +95,8 @@ class Orchestrator:
         self._flights: dict[str, Flight] = {}
         self.control = Control(self._pools)
         """Calls of operators to stages."""
+        self.on_death: list[Callable[[int, int, str], None]] = []
+        """Called with the stage, the replica and the reason when a process that was ready is gone."""
         self._numbers = itertools.count()
         self._accepting = False
         self._idle = asyncio.Event()
@@ -98,11 +106,8 @@ class Orchestrator:
 
     def prepare(self) -> None:
         """Begin what takes long and needs no loop: the fork server's imports. `start` does it, too."""
-        if self._platform.start_method == "forkserver":
-            modules = [name for stage in self.pipeline.stages for name in stage.modules]
-            self._context = fork_server.begin(tuple(dict.fromkeys(modules)))
-        else:
-            self._context = fork_server.spawner()
+        here = [stage for stage in self.pipeline.stages if self._head is None or not self._head.is_remote(stage.stage_id)]
+        self._context = fork_server.context_for(self._platform, here)
 
     async def start(self) -> None:
         """Start every stage, those on separate devices at once, and return when all are ready.
@@ -114,17 +119,12 @@ class Orchestrator:
         self._run_dir = RunDir.create()
         try:
             slots = int(self.pipeline.values.get("active_stream_window") or 0)
-            launcher = Launcher(self._run_dir, self._context, self._platform, self.options, slots)
+            meeting = None if self._head is None else await self._head.open()
+            launcher = Launcher(self._run_dir, self._context, self._platform, self.options, slots, meeting, self.control)
+            told = (self._take, self._note_death, self._admission.let_in)
             for stage in self.pipeline.stages:
-                self._pools[stage.stage_id] = ReplicaPool(stage, launcher, self._take, self._note_death, self._admission.let_in)
-            async with asyncio.timeout(self.options.init_timeout_s):
-                await start_all(self._replicas())
-        except TimeoutError:
-            late = ", ".join(r.process.name for r in self._replicas() if r.state is StageState.STARTING)
-            await self.stop(0)
-            raise StageStartError(
-                f"stages {late} were not ready within {self.options.init_timeout_s:g} s", hint="raise --init-timeout"
-            ) from None
+                self._pools[stage.stage_id] = make_pool(stage, launcher, self._head, *told)
+            await start_all(self._replicas(), self.options.init_timeout_s)
         except BaseException:  # cancelled or failed, a start leaves nothing; raised again
             await self.stop(0)
             raise
@@ -142,6 +142,8 @@ class Orchestrator:
                 self._end(flight, ServiceError("the server stopped before the request was finished"))
         finally:
             await asyncio.gather(*(pool.stop() for pool in self._pools.values()))
+            if self._head is not None:
+                await self._head.close()
             if self._run_dir is not None:
                 self._run_dir.remove()
 
@@ -150,8 +152,10 @@ class Orchestrator:
 
     # What callers use
 
-    async def submit(self, request: OmniRequest) -> AsyncIterator[OmniOutput]:
+    async def submit(self, request: OmniRequest, feed: Feed | None = None) -> AsyncIterator[OmniOutput]:
         """Take a request through the pipeline; yield its outputs, the last one with `finished`.
+
+        With `feed`, the entry stage gets further input by it while the request runs.
 
         Closing the iterator aborts the request in every stage. Outputs that are not taken hold the final stage back, and
         through the windows of the edges the stages before it.
@@ -163,7 +167,7 @@ class Orchestrator:
             DeadlineError: It took longer than `request.timeout_s`, or a stage did nothing for the stall timeout.
             ServiceError: A stage failed.
         """
-        flight = self._accept(request)
+        flight = self._accept(request, feed)
         try:
             while True:
                 event = await flight.events.get()
@@ -172,7 +176,7 @@ class Orchestrator:
                 process, message = event
                 flight.moved = asyncio.get_running_loop().time()
                 process.post(Consumed(flight.id, process.stage.stage_id, READER, message.sequence))
-                output = self._typed(flight, process, message)
+                output = output_of(flight, process, message)
                 yield output
                 if output.finished:
                     return
@@ -207,10 +211,11 @@ class Orchestrator:
 
     # A request's life
 
-    def _accept(self, request: OmniRequest) -> Flight:
+    def _accept(self, request: OmniRequest, feed: Feed | None) -> Flight:
         """Take a request in; it begins now or when there is room."""
         try:
             flight = self._flight(request)
+            flight.feed = feed
         except OmniError as error:
             self._observer.refused(error)
             raise
@@ -251,16 +256,18 @@ class Orchestrator:
         except (TypeError, ValueError, OverflowError) as error:
             self._end(flight, RequestError(f"a sampling parameter cannot be sent: {error}", param="sampling_params_list"))
         else:
+            if flight.feed is not None:
+                flight.feed.bind(flight)
             self._watch(flight)
 
     def _open(self, flight: Flight, stage_id: int, inputs: bytes = b"") -> StageProcess:
-        process = self._pools[stage_id].choose()
+        process = self._pools[stage_id].choose(flight.request.replicas.get(stage_id))
         config = self.pipeline.config
         message = Open(
             flight.id,
             inputs,
             dict(flight.request.sampling.get(stage_id, process.stage.sampling)),
-            streaming=bool(config.stage(stage_id).input_sources),
+            streaming=bool(config.stage(stage_id).input_sources) or flight.feed is not None,
             timeout_s=flight.deadline - asyncio.get_running_loop().time(),
             consumers=[s.stage_id for s in config.consumers(stage_id) if s.stage_id in flight.stages],
             outputs=stage_id in flight.finals,
@@ -278,7 +285,7 @@ class Orchestrator:
         if flight.ended or limit is None:
             return
         loop = asyncio.get_running_loop()
-        if self.control.paused:
+        if self.control.paused or (flight.feed is not None and flight.feed.is_waiting):
             flight.moved = loop.time()
         idle_s = flight.idle_s(loop.time())
         if idle_s < limit:
@@ -296,6 +303,8 @@ class Orchestrator:
         for purpose in list(flight.timers):
             flight.stop_timer(purpose)
         self._observer.ended(flight, error, aborted)
+        if flight.feed is not None:
+            flight.feed.close()
         for stage_id, process in flight.opened.items():
             self._leave(flight, stage_id)
             process.post(Abort(flight.id))
@@ -339,6 +348,9 @@ class Orchestrator:
         match message:
             case Chunk():
                 self._route(flight, process, message)
+            case Consumed(from_stage=source) if source == READER:
+                if flight.feed is not None:
+                    flight.feed.acknowledge()
             case Consumed():
                 if (producer := flight.opened.get(message.from_stage)) is not None:
                     producer.post(message)
@@ -370,31 +382,19 @@ class Orchestrator:
             flight.metrics["duration_s"] = now - flight.arrived
             self._end(flight)
 
-    def _typed(self, flight: Flight, process: StageProcess, message: Output) -> OmniOutput:
-        last = flight.finished == flight.finals and flight.events.empty()
-        return typed_output(
-            process.stage.topology,
-            process.facts,
-            message,
-            request_id=flight.request.request_id,
-            finished=last,
-            finish_reason=(flight.finish_reason or "stop") if last else None,
-            metrics=flight.metrics if last else {},
-        )
-
     def _note_death(self, process: StageProcess) -> None:
         """End the requests that a dead process knew, and those that need its stage while none of its replicas is ready."""
         self.control.note_death(process)
         self._observer.died(process)
         self._end_users(process)
+        for told in self.on_death:
+            told(process.stage.stage_id, process.replica, process.reason)
         stage_id = process.stage.stage_id
         if not self._pools[stage_id].ready:
             for flight in [f for f in self._flights.values() if stage_id in f.stages and stage_id not in f.opened]:
                 self._end(flight, self._pools[stage_id].dead_error())
 
     def _end_users(self, process: StageProcess) -> None:
-        pool = self._pools[process.stage.stage_id]
-        returns = process.stage.restart.when == "on-failure" or any(other is not process for other in pool.ready)
-        hint = "send it again" if returns else "restart the server"
+        hint = self._pools[process.stage.stage_id].hint_after(process)
         for flight in [f for f in self._flights.values() if f.opened.get(process.stage.stage_id) is process]:
             self._end(flight, process.dead_error(hint=hint))

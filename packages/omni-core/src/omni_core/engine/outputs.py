@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from omni_core.engine.flight import Flight
 from omni_core.engine.messages import Output
+from omni_core.engine.stage_process import StageProcess
 from omni_core.payload import decode_payload
 from omni_core.pipeline import OutputType, StagePipelineConfig, parse_output_type
 from omni_core.request import OmniOutput
@@ -50,6 +52,23 @@ def typed_output(
         finished=finished,
         finish_reason=finish_reason,
         metrics=dict(metrics),
+        reply=message.reply,
+        stage_finish_reason=(message.finish_reason or "stop") if message.finished else None,
+        stage_metrics=message.metrics if message.finished else {},
+    )
+
+
+def output_of(flight: Flight, process: StageProcess, message: Output) -> OmniOutput:
+    """Return what a stage made of a request as its caller gets it; the last piece tells how the whole request ended."""
+    last = flight.finished == flight.finals and flight.events.empty()
+    return typed_output(
+        process.stage.topology,
+        process.facts,
+        message,
+        request_id=flight.request.request_id,
+        finished=last,
+        finish_reason=(flight.finish_reason or "stop") if last else None,
+        metrics=flight.metrics if last else {},
     )
 
 

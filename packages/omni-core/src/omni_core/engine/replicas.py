@@ -5,20 +5,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omni_core.deploy.devices import replica_devices
 from omni_core.engine.devices import DeviceSet, device_set, hold
+from omni_core.engine.edge import Place
+from omni_core.engine.local_process import LocalProcess
+from omni_core.engine.meeting import Meeting
 from omni_core.engine.messages import FromHost
 from omni_core.engine.options import EngineOptions, LbPolicy
 from omni_core.engine.run_dir import RunDir
 from omni_core.engine.stage_process import StageProcess, StageState
-from omni_core.errors import OmniError, StageDeadError
+from omni_core.errors import OmniError, StageDeadError, StageStartError
 from omni_core.platforms import Platform
 from omni_core.stage import ResolvedStage
+
+if TYPE_CHECKING:
+    from omni_core.engine.control import Control
+    from omni_core.engine.remote.head import Head
 
 logger = logging.getLogger(__name__)
 
@@ -37,85 +45,50 @@ class Launcher:
     options: EngineOptions
     stream_slots: int = 0
     """Requests whose chunks a stage works on at once; 0 is no limit."""
+    meeting: Meeting | None = None
+    """Where connectors meet if stages belong to several processes of users; None where this process starts all of them."""
+    control: Control | None = None
+    """Who knows what operators told the stages; None where nobody can."""
+
+    def place(self, replica: int) -> Place:
+        """Return what the connectors of a replica are told."""
+        if self.meeting is None:
+            return Place(replica, self.run_dir.path, self.run_dir.run_id)
+        return Place(replica, self.meeting.path, self.meeting.group, self.meeting.address)
 
 
-class Replica:
-    """One copy of a stage, over the lives of its process.
+class Replica(ABC):
+    """One copy of a stage, over the lives of its process, on whatever host."""
 
-    Args:
-        stage: What it runs.
-        number: Which copy it is.
-        devices: Its devices.
-        launcher: How its processes start.
-        on_message: Called with each message of its present process.
-        on_death: Called when a process that was ready is gone.
-        on_ready: Called when a restart has succeeded.
-    """
-
-    def __init__(
-        self,
-        stage: ResolvedStage,
-        number: int,
-        devices: DeviceSet,
-        launcher: Launcher,
-        on_message: Callable[[StageProcess, FromHost], None],
-        on_death: Callable[[StageProcess], None],
-        on_ready: Callable[[], None],
-    ) -> None:
+    def __init__(self, stage: ResolvedStage, number: int) -> None:
         self.stage = stage
         self.number = number
         self.restarts = 0
         """Restarts in all."""
         self.reason = ""
         """Why the last process ended, or the last restart failed."""
-        self._in_a_row = 0
-        self._devices = devices
-        self._launcher = launcher
-        self._on_message = on_message
-        self._on_death = on_death
-        self._on_ready = on_ready
-        self._ready_at = 0.0
-        self._restarting: asyncio.Task[None] | None = None
-        self.process = self._make()
 
-    def _make(self) -> StageProcess:
-        launcher = self._launcher
-        return StageProcess(
-            self.stage,
-            self.number,
-            launcher.run_dir,
-            launcher.context,
-            self._devices.environment,
-            self._on_message,
-            self._note_death,
-            stream_slots=launcher.stream_slots,
-            life=self.restarts,
-        )
+    @property
+    @abstractmethod
+    def process(self) -> StageProcess:
+        """The present process."""
 
     @property
     def state(self) -> StageState:
         """Where it is in its life."""
-        if self._restarting is not None and not self._restarting.done():
-            return StageState.RESTARTING
         return self.process.state
 
+    @abstractmethod
     async def start(self) -> None:
-        """Start its process, after others on the same devices (DV-07).
+        """Return when its first process takes requests.
 
         Raises:
             StageStartError: It did not become ready.
         """
-        limit = self._launcher.options.stage_init_timeout_s
-        async with hold(self._devices.locks, limit, who=f"stage {self.process.name}"):
-            await self.process.start(limit)
-        self._ready_at = asyncio.get_running_loop().time()
 
+    @abstractmethod
     async def stop(self) -> None:
-        """End its process, and a restart that is under way."""
-        if self._restarting is not None:
-            self._restarting.cancel()
-            await asyncio.gather(self._restarting, return_exceptions=True)
-        await self.process.stop()
+        """End its process."""
 
     def dead_error(self) -> StageDeadError:
         """Return what requests that need this replica are told."""
@@ -138,15 +111,106 @@ class Replica:
             **process.load,
         }
 
+
+class LocalReplica(Replica):
+    """One copy of a stage on this host, whose processes this one starts.
+
+    Args:
+        stage: What it runs.
+        number: Which copy it is.
+        devices: Its devices.
+        launcher: How its processes start.
+        on_message: Called with each message of its present process.
+        on_death: Called when a process that was ready is gone.
+        on_ready: Called when a restart has succeeded.
+    """
+
+    def __init__(
+        self,
+        stage: ResolvedStage,
+        number: int,
+        devices: DeviceSet,
+        launcher: Launcher,
+        on_message: Callable[[StageProcess, FromHost], None],
+        on_death: Callable[[StageProcess], None],
+        on_ready: Callable[[], None],
+    ) -> None:
+        super().__init__(stage, number)
+        self._in_a_row = 0
+        self._devices = devices
+        self._launcher = launcher
+        self._on_message = on_message
+        self._on_death = on_death
+        self._on_ready = on_ready
+        self._ready_at = 0.0
+        self._restarting: asyncio.Task[None] | None = None
+        self._process = self._make()
+
+    @property
+    def process(self) -> LocalProcess:
+        """The present process."""
+        return self._process
+
+    def _make(self) -> LocalProcess:
+        launcher = self._launcher
+        return LocalProcess(
+            self.stage,
+            self.number,
+            launcher.run_dir,
+            launcher.place(self.number),
+            launcher.context,
+            self._devices.environment,
+            self._on_message,
+            self._note_death,
+            silence_s=launcher.options.stage_heartbeat_timeout_s,
+            stream_slots=launcher.stream_slots,
+            life=self.restarts,
+        )
+
+    @property
+    def state(self) -> StageState:
+        """Where it is in its life."""
+        if self._restarting is not None and not self._restarting.done():
+            return StageState.RESTARTING
+        return super().state
+
+    async def start(self) -> None:
+        """Start its process, after others on the same devices (DV-07).
+
+        Raises:
+            StageStartError: It did not become ready.
+        """
+        limit = self._launcher.options.stage_init_timeout_s
+        async with hold(self._devices.locks, limit, who=f"stage {self.process.name}"):
+            await self.process.start(limit)
+        self._ready_at = asyncio.get_running_loop().time()
+
+    async def stop(self) -> None:
+        """End its process, and a restart that is under way."""
+        if self._restarting is not None:
+            self._restarting.cancel()
+            await asyncio.gather(self._restarting, return_exceptions=True)
+        await self.process.stop()
+
     def _note_death(self, process: StageProcess) -> None:
         self.reason = process.reason
         now = asyncio.get_running_loop().time()
         if now - self._ready_at > STABLE_S:
             self._in_a_row = 0
-        policy = self.stage.restart
-        if policy.when == "on-failure" and self._in_a_row < policy.max:
+        # One that dies before its restart is complete is that restart's matter.
+        if self.state is not StageState.RESTARTING and self._may_restart(process):
             self._restarting = asyncio.create_task(self._restart())
         self._on_death(process)
+
+    def _may_restart(self, process: StageProcess) -> bool:
+        policy, control = self.stage.restart, self._launcher.control
+        if policy.when != "on-failure" or self._in_a_row >= policy.max:
+            return False
+        if control is None or not (hindrance := control.why_not_again(self.stage.stage_id)):
+            return True
+        process.reason = self.reason = f"{process.reason}, and it is not restarted: {hindrance}"
+        logger.error("stage %s stays dead: %s", process.name, self.reason)
+        return False
 
     async def _restart(self) -> None:
         policy = self.stage.restart
@@ -158,9 +222,11 @@ class Replica:
             await asyncio.sleep(pause)
             await self.process.stop(0)
             self.process.remove_log()
-            self.process = self._make()
+            self._process = self._make()
             try:
                 await self.start()
+                if self._launcher.control is not None:
+                    await self._launcher.control.bring_back(self.process)
             except Exception as error:  # noqa: BLE001 - whatever hinders it, the next restart may go better
                 self.reason = error.message if isinstance(error, OmniError) else repr(error)
                 self.process.fail(self.reason)
@@ -177,36 +243,17 @@ class ReplicaPool:
 
     Args:
         stage: The stage.
-        launcher: How its processes start.
-        on_message: Called with each message of a replica's process.
-        on_death: Called when a process that was ready is gone.
-        on_ready: Called when a replica is ready again.
+        replicas: The replicas, by number.
+        policy: How one is chosen for a request.
         choice: Source of random choices.
     """
 
     def __init__(
-        self,
-        stage: ResolvedStage,
-        launcher: Launcher,
-        on_message: Callable[[StageProcess, FromHost], None],
-        on_death: Callable[[StageProcess], None],
-        on_ready: Callable[[], None],
-        choice: random.Random | None = None,
+        self, stage: ResolvedStage, replicas: Sequence[Replica], policy: LbPolicy, choice: random.Random | None = None
     ) -> None:
         self.stage = stage
-        self.replicas = [
-            Replica(
-                stage,
-                number,
-                device_set(launcher.platform, devices, name=stage.name),
-                launcher,
-                on_message,
-                on_death,
-                on_ready,
-            )
-            for number, devices in enumerate(replica_devices(stage))
-        ]
-        self._policy = launcher.options.lb_policy
+        self.replicas = list(replicas)
+        self._policy = policy
         self._random = choice or random.Random()
         self._turn = 0
 
@@ -225,12 +272,20 @@ class ReplicaPool:
         """Whether a replica is on its way back."""
         return any(replica.state is StageState.RESTARTING for replica in self.replicas)
 
-    def choose(self) -> StageProcess:
+    def choose(self, wanted: int | None = None) -> StageProcess:
         """Choose a replica for a request, by the policy, among those with room if there are any (DV-10).
 
+        Args:
+            wanted: The one that the request must run on, if it must.
+
         Raises:
-            StageDeadError: None is ready.
+            StageDeadError: None is ready, or not that one.
         """
+        if wanted is not None:
+            replica = self.replicas[wanted]
+            if replica.state is not StageState.READY:
+                raise replica.dead_error()
+            return replica.process
         ready = self.ready
         if not ready:
             raise self.dead_error()
@@ -261,21 +316,59 @@ class ReplicaPool:
         hopeful = [replica for replica in self.replicas if replica.state is StageState.RESTARTING]
         return (hopeful or self.replicas)[0].dead_error()
 
+    def hint_after(self, process: StageProcess) -> str:
+        """Return what the callers of requests can do that were lost with one of the processes."""
+        returns = self.stage.restart.when == "on-failure" or any(other is not process for other in self.ready)
+        return "send it again" if returns else "restart the server"
+
     async def stop(self) -> None:
         """Stop every replica."""
         await asyncio.gather(*(replica.stop() for replica in self.replicas))
 
 
-async def start_all(replicas: Sequence[Replica]) -> None:
+def make_pool(
+    stage: ResolvedStage,
+    launcher: Launcher,
+    head: Head | None,
+    on_message: Callable[[StageProcess, FromHost], None],
+    on_death: Callable[[StageProcess], None],
+    on_ready: Callable[[], None],
+) -> ReplicaPool:
+    """Return a stage's pool: of replicas that start here, or of those that workers bring to `head`."""
+    if head is not None and head.is_remote(stage.stage_id):
+        return head.pool(stage, launcher.options, on_message, on_death, on_ready)
+    replicas = local_replicas(stage, launcher, on_message, on_death, on_ready)
+    return ReplicaPool(stage, replicas, launcher.options.lb_policy)
+
+
+def local_replicas(
+    stage: ResolvedStage,
+    launcher: Launcher,
+    on_message: Callable[[StageProcess, FromHost], None],
+    on_death: Callable[[StageProcess], None],
+    on_ready: Callable[[], None],
+) -> list[LocalReplica]:
+    """Return a stage's replicas on this host, not started; the functions are those of LocalReplica."""
+    sets = [device_set(launcher.platform, devices, name=stage.name) for devices in replica_devices(stage)]
+    return [
+        LocalReplica(stage, number, devices, launcher, on_message, on_death, on_ready) for number, devices in enumerate(sets)
+    ]
+
+
+async def start_all(replicas: Sequence[Replica], timeout_s: float) -> None:
     """Start replicas at once, and return when all are ready; the first failure ends the others' start.
 
     Raises:
-        StageStartError: One did not become ready.
+        StageStartError: One did not become ready, or not all were within `timeout_s`.
     """
     tasks = [asyncio.ensure_future(replica.start()) for replica in replicas]
     try:
-        for task in asyncio.as_completed(tasks):
-            await task
+        async with asyncio.timeout(timeout_s):
+            for task in asyncio.as_completed(tasks):
+                await task
+    except TimeoutError:
+        late = ", ".join(replica.process.name for replica in replicas if replica.state is StageState.STARTING)
+        raise StageStartError(f"stages {late} were not ready within {timeout_s:g} s", hint="raise --init-timeout") from None
     finally:
         for pending in tasks:
             pending.cancel()

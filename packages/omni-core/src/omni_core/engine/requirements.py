@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Collection
 
 from omni_core.errors import DependencyError
 from omni_core.stage import ResolvedPipeline, ResolvedStage
 
 
-def check_requirements(resolved: ResolvedPipeline) -> None:
+def check_requirements(resolved: ResolvedPipeline, own_stages: Collection[int] | None = None) -> None:
     """Check that something runs every stage, and that what it needs is installed.
+
+    Args:
+        resolved: The pipeline.
+        own_stages: Ids of those of its stages that run here; None is all.
 
     Raises:
         DependencyError: Nobody offers the architecture of a stage, or a package is missing.
     """
-    missing = [f"{stage.architecture} of stage {stage.name}" for stage in resolved.stages if not stage.runner]
+    here = [stage for stage in resolved.stages if own_stages is None or stage.stage_id in own_stages]
+    missing = [f"{stage.architecture} of stage {stage.name}" for stage in here if not stage.runner]
     if missing:
         raise DependencyError(
             f"this version cannot run pipeline {resolved.config.model_type!r}: nobody offers the architecture "
             f"{' and '.join(missing)}",
             hint="update the package of this model, or install a plugin that offers it through omni_architectures",
         )
-    for stage in resolved.stages:
+    for stage in here:
         _check_modules(stage)
 
 

@@ -42,18 +42,19 @@ class RunDir:
 
 def make_private_dir(server: Watched, name: str) -> str:
     """Create a folder that `remove_run_dirs` finds when the server is gone, and return its path."""
-    path = _parent() / f"{_prefix(server)}{name}"
+    path = parent_folder() / f"{_prefix(server)}{name}"
     path.mkdir(mode=0o700, exist_ok=True)
     return str(path)
 
 
 def remove_run_dirs(server: Watched) -> None:
     """Remove every run directory of a server that is gone."""
-    for path in _parent().glob(f"{_prefix(server)}*"):
+    for path in parent_folder().glob(f"{_prefix(server)}*"):
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _parent() -> Path:
+def parent_folder() -> Path:
+    """Return the folder for temporary files, one with a path short enough for sockets below it."""
     # The kernel takes 107 bytes for a socket's path, and the folder's name and the socket's need about 50.
     folder = tempfile.gettempdir()
     return Path(folder if len(folder) <= 55 else "/tmp")

@@ -1,20 +1,17 @@
-"""The stage host: the process that runs one replica of one stage, and its end of the channel to the orchestrator."""
+"""The stage host: runs one replica of one stage in a process of its own, and is its end of the channel to the orchestrator."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-import os
 import signal
-import sys
-import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from omni_core.engine.call_desk import CallDesk
-from omni_core.engine.channel import Channel, connect
+from omni_core.engine.channel import Channel
 from omni_core.engine.edge import HandOver, Inlet, Outlet, Place, Window
 from omni_core.engine.heart import Heart
 from omni_core.engine.messages import (
@@ -25,104 +22,26 @@ from omni_core.engine.messages import (
     Died,
     Failure,
     Fault,
+    Forget,
     Open,
     Output,
     Push,
-    Ready,
     Shutdown,
-    StartFailed,
     ToHost,
     request_fault,
 )
-from omni_core.engine.stage_log import STAGE_LOG_ENV, write_to_stage_log
-from omni_core.engine.watch import RUN_DIR_ENV, WATCH_ENV, Watched, format_watched, watch_process
-from omni_core.errors import DeadlineError, OmniError, RequestError, ServiceError, StageDeadError
-from omni_core.logs import setup_logging
+from omni_core.errors import DeadlineError, RequestError, ServiceError, StageDeadError
 from omni_core.observe.stage import OutputMeter
 from omni_core.payload import decode_payload, encode_payload
 from omni_core.runner import StageInput, StageOutput, StageRunner
 from omni_core.stage import ResolvedStage
-from omni_core.target import load_target
 
 logger = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S = 10.0
 OUTPUT_WINDOW = 64
 """Pieces that a request's caller may leave unread before the stage holds further ones back."""
-INIT_TIMEOUT_ENV = "OMNI_STAGE_INIT_TIMEOUT"
-"""Seconds that an engine may take to start, for runners that wait for processes of their own."""
-EXIT_START_FAILED = 3
 EXIT_ENGINE_DEAD = 4
-
-
-@dataclass(frozen=True)
-class HostSpec:
-    """What a stage's process is told when it is started."""
-
-    stage: ResolvedStage
-    place: Place
-    socket: str
-    log: str
-    server: Watched
-    environment: Mapping[str, str]
-    process_name: str
-    """`stage0-talker`: what log lines begin with."""
-    log_level: str
-    stream_slots: int = 0
-    """Requests whose chunks are worked on at once (`active_stream_window`); 0 is no limit."""
-
-
-def main(spec: HostSpec) -> None:
-    """Run a stage until it is told to stop; the entry point of the process. Never returns."""
-    _become_stage(spec)
-    code = 1
-    try:
-        code = asyncio.run(_run(spec))
-    except Exception:  # whatever it was, it belongs in the log before the process ends
-        logger.exception("stage %s: its host failed", spec.stage.name)
-    finally:
-        logging.shutdown()
-        # Engines leave threads behind that a normal exit would wait for.
-        os._exit(code)
-
-
-def _become_stage(spec: HostSpec) -> None:
-    # Its own process group: Ctrl-C in the terminal is the server's to handle, and the watch can end the group.
-    os.setpgid(0, 0)
-    watch_process([spec.server], spec.place.run_dir)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    os.environ.update(spec.environment)
-    os.environ[WATCH_ENV] = format_watched([spec.server, Watched.of(os.getpid())])
-    os.environ[RUN_DIR_ENV] = spec.place.run_dir
-    os.environ[STAGE_LOG_ENV] = spec.log
-    write_to_stage_log()
-    if "torch" in sys.modules:
-        # A forked process has torch loaded, with the fork server's number of threads.
-        sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    setup_logging(spec.process_name, level=spec.log_level)
-    with contextlib.suppress(OSError), open("/proc/self/comm", "w") as comm:
-        comm.write(f"omni:{spec.stage.stage_id}:{spec.stage.topology.model_stage}"[:15])
-
-
-async def _run(spec: HostSpec) -> int:
-    channel: Channel[ToHost] = await connect(spec.socket, ToHost, "the orchestrator")
-    started = time.monotonic()
-    where = f"stage {spec.stage.name}"
-    try:
-        runner_class = cast("type[StageRunner]", load_target(spec.stage.runner, where=where))
-        runner = runner_class(spec.stage, spec.place.replica)
-        host = StageHost(spec.stage, runner, spec.place, channel, stream_slots=spec.stream_slots)
-        facts = await host.start()
-    except Exception as error:  # whatever a model's loading raises, the server reports it
-        if not isinstance(error, OmniError):
-            logger.exception("%s did not start", where)
-        await channel.send(StartFailed(Fault.of(error, where=where)))
-        await channel.close()
-        return EXIT_START_FAILED
-    await channel.send(Ready(dict(facts), time.monotonic() - started))
-    return await host.serve()
 
 
 @dataclass
@@ -173,6 +92,8 @@ class StageHost:
         self._where = f"stage {stage.name}"
         self._outlets = {edge.to_stage: Outlet(stage, edge, place, runner.metrics) for edge in stage.outputs}
         self._inlets = {edge.from_stage: Inlet(edge, place, runner.metrics) for edge in stage.inputs}
+        self._sources = set(self._inlets) or {READER}
+        """Who feeds a request: the stages before this one, or, while it runs, its caller."""
         self._slots = asyncio.Semaphore(stream_slots) if stream_slots else contextlib.nullcontext()
         self._stopping = asyncio.Event()
         self._fatal: Fault | None = None
@@ -182,12 +103,13 @@ class StageHost:
         self._meter = OutputMeter(runner.metrics, {})
 
     async def start(self) -> Mapping[str, Any]:
-        """Load the model and build the sending connectors; return the runner's facts."""
+        """Load the model and build the connectors; return the runner's facts."""
         facts = await self.runner.start()
         self._heart.know(facts)
         self._meter = OutputMeter(self.runner.metrics, facts)
-        for outlet in self._outlets.values():
-            await outlet.connect()
+        # Both ends: a store that is not there must fail the start, not the first request.
+        for end in (*self._outlets.values(), *self._inlets.values()):
+            await end.connect()
         return facts
 
     async def serve(self) -> int:
@@ -241,6 +163,9 @@ class StageHost:
                 self._forget(message.request_id)
             case Call():
                 self._calls.take(message)
+            case Forget():
+                for request_id in list(self.requests):
+                    self._forget(request_id)
             case Shutdown():
                 self._stopping.set()
 
@@ -282,7 +207,15 @@ class StageHost:
         )
         self.requests[message.request_id] = request
         inputs = decode_payload(message.inputs) if message.inputs else {}
-        begin = StageInput(message.request_id, inputs, message.sampling, message.streaming, message.lora, message.trace)
+        begin = StageInput(
+            message.request_id,
+            inputs,
+            message.sampling,
+            message.streaming,
+            message.lora,
+            message.trace,
+            captures=bool(message.consumers),
+        )
         # The order matters: the runner knows the request when the first push comes, because tasks start in turn.
         self._spawn(request, lambda: self._run_request(request, begin))
         if message.streaming:
@@ -327,17 +260,18 @@ class StageHost:
                 Output(
                     request.request_id,
                     await request.outputs.enter(request.deadline, "output for the caller"),
-                    encode_payload(output.tensors),
+                    encode_payload({name: value for name, value in output.tensors.items() if name not in output.internal}),
                     output.text,
                     output.token_ids,
                     output.finished,
                     output.finish_reason,
                     output.metrics,
+                    output.reply,
                 )
             )
 
     async def _feed(self, request: _Request) -> None:
-        sources = set(self._inlets)
+        sources = self._sources
         push = await request.pushes.get()
         async with self._slots:
             await self._take_chunk(request, push)
@@ -350,12 +284,15 @@ class StageHost:
         if push.sequence != request.received.get(push.from_stage, 0):
             missing = request.received.get(push.from_stage, 0)
             raise ServiceError(f"chunk {missing} from stage {push.from_stage} is missing", where=self._where)
-        payload = await self._inlets[push.from_stage].fetch(push.handle, request.deadline)
+        if push.from_stage == READER:
+            payload = decode_payload(push.handle)
+        else:
+            payload = await self._inlets[push.from_stage].fetch(push.handle, request.deadline)
         request.moved = True
         request.received[push.from_stage] = push.sequence + 1
         if push.final:
             request.ended_sources.add(push.from_stage)
-        await self.runner.push(request.request_id, payload, request.ended_sources == set(self._inlets))
+        await self.runner.push(request.request_id, payload, request.ended_sources == self._sources)
         await self._send(Consumed(request.request_id, push.from_stage, self.stage.stage_id, push.sequence))
 
     def _acknowledge(self, message: Consumed) -> None:

@@ -50,7 +50,7 @@ TOUCHED: dict[str, Touched] = {
         why="runs one engine core and feeds it",
         why_not_elsewhere="scheduling, batching and the KV cache are what we use vLLM for",
         scope="from_vllm_config, add_request, abort, errored, shutdown, output_processor, output_handler, engine_core, "
-        "get_supported_tasks",
+        "get_supported_tasks, model_config; of renderer, its tokenizer and its multimodal processor's audio resampler",
         breaks="add_request no longer returning the request's output collector",
         goes_away="never; it is public, except output_processor (see OutputProcessor)",
     ),
@@ -85,6 +85,47 @@ TOUCHED: dict[str, Touched] = {
         scope="one call for each request",
         breaks="a renamed function",
         goes_away="never; it is public",
+    ),
+    "OnlineRenderer": Touched(
+        "vllm.renderers.online_renderer",
+        why="turns a conversation into a prompt: chat template, multimodal processing, tools, parsers",
+        why_not_elsewhere="each model's template and processor are wired up in it",
+        scope="constructor, render_chat, parser, effective_chat_template_kwargs; keywords only",
+        breaks="render_chat no longer returning the conversation and its engine inputs",
+        goes_away="never; vLLM's own server is made of it",
+    ),
+    "ChatCompletionRequest": Touched(
+        "vllm.entrypoints.openai.chat_completion.protocol",
+        why="the form in which the renderer takes a conversation",
+        why_not_elsewhere="tools and response formats are checked in it",
+        scope="model_validate, model_extra, extract_structured_outputs, resolve_reasoning_ended, tools, tool_choice, "
+        "include_reasoning, skip_special_tokens",
+        breaks="a renamed field; the server's list of fields is tested against it",
+        goes_away="with OnlineRenderer",
+    ),
+    "ErrorResponse": Touched(
+        "vllm.entrypoints.serve.engine.protocol",
+        why="the renderer returns some refusals instead of raising them",
+        why_not_elsewhere="it is the renderer's result",
+        scope="isinstance; error.message and error.param",
+        breaks="refusals in another class",
+        goes_away="when the renderer raises",
+    ),
+    "MediaConnector": Touched(
+        "vllm.multimodal.media",
+        why="loads a conversation's files; ours takes those that came with the request and names the one that is broken",
+        why_not_elsewhere="the parser of messages asks it for each URL, and an error of its own names no message",
+        scope="our subclass overrides load_from_url_async and fetch_audio_async",
+        breaks="files loaded through other methods",
+        goes_away="when prompts take decoded files by place",
+    ),
+    "MEDIA_CONNECTOR_REGISTRY": Touched(
+        "vllm.multimodal.media",
+        why="the official place to offer a media connector, chosen with VLLM_MEDIA_CONNECTOR",
+        why_not_elsewhere="as MediaConnector",
+        scope="register",
+        breaks="the variable not being read for each request",
+        goes_away="with MediaConnector",
     ),
     "EngineCoreRequest": Touched(
         "vllm.v1.engine",
@@ -159,17 +200,28 @@ TOUCHED: dict[str, Touched] = {
         breaks="metrics made otherwise than through these classes",
         goes_away="when the registry of the series can be chosen",
     ),
+    "supports_eagle3": Touched(
+        "vllm.model_executor.models.interfaces",
+        why="hidden states of layers between leave a model through its interface for auxiliary hidden states",
+        why_not_elsewhere="the model's class is vLLM's own and stays as it is",
+        scope="asked of the loaded model, whose set_aux_hidden_state_layers is then called; the runners' flag "
+        "use_aux_hidden_state_outputs and execute_model_state.aux_hidden_states; not beside speculative decoding",
+        breaks="layers counted otherwise, or states given in another order than that of the layers",
+        goes_away="when vLLM gives hidden states of requests to the frontend",
+    ),
     "OutputProcessor": Touched(
         "vllm.v1.engine.output_processor",
         why="a step's payload has to be taken off the outputs before vLLM reads them as pooling results",
         why_not_elsewhere="it is the only place between the engine core's socket and a request's queue",
-        scope="our subclass overrides add_request and process_outputs; its class is set on AsyncLLM's own object",
+        scope="our subclass overrides add_request and process_outputs; its class is set on AsyncLLM's own object; an output "
+        "that only brings hidden states of a part of a prompt is withheld, its prefill_stats and events go to the next one",
         breaks="process_outputs called with something else than a list of outputs, or the object having slots",
         goes_away="when AsyncLLM takes an output processor class",
     ),
     "Scheduler": Touched(
         "vllm.v1.core.sched.scheduler",
-        why="holds positions back until their rows are there or earlier ones were taken, and packs a step's payload",
+        why="holds positions back until their rows are there or earlier ones were taken, and packs a step's payload; drops "
+        "hidden states that a preempted request computes again",
         why_not_elsewhere="only the scheduler decides what runs in a step",
         scope="our subclass overrides add_request, schedule, update_from_output, has_requests, _reserve_prefill_lookahead, "
         "_handle_blocked_waiting_request, _preempt_request and _free_request",
@@ -228,7 +280,9 @@ TOUCHED: dict[str, Touched] = {
         "vllm.v1.worker.gpu.model_states.default",
         why="the second model runner's own hook for inputs and sampling",
         why_not_elsewhere="it is the official place",
-        scope="our subclass overrides prepare_inputs_embeds and custom_sampler",
+        scope="our subclass overrides prepare_inputs_embeds, custom_sampler and add_request; calls "
+        "rope_state.init_prefill_positions and prompt_embeds_state.add_request; any model state's "
+        "prepare_inputs_embeds is wrapped where hidden states are captured",
         breaks="get_model_state_cls no longer being asked",
         goes_away="never; it is the official hook",
     ),
@@ -248,6 +302,14 @@ TOUCHED: dict[str, Touched] = {
         breaks="outputs cut in another way",
         goes_away="with the packing",
     ),
+    "custom_ops": Touched(
+        "vllm:_custom_ops",
+        why="one operation for a norm on a CPU, where torch needs seven",
+        why_not_elsewhere="the layer that vLLM has for it computes like torch on a CPU",
+        scope="rms_norm, on CPUs, for what a model computes outside vLLM's layers (modelkit.code_predictor)",
+        breaks="a vLLM that does not build the operation for CPUs",
+        goes_away="with a torch that has one operation for it on CPUs, as it has on GPUs",
+    ),
     "current_platform": Touched(
         "vllm.platforms",
         why="tells which worker class is to be extended",
@@ -260,7 +322,7 @@ TOUCHED: dict[str, Touched] = {
         "vllm.v1.worker.cpu_worker",
         why="our worker calls the model before and after vLLM's step",
         why_not_elsewhere="the worker is the only object that sees a step's scheduler output and its result",
-        scope="our subclass overrides init_device, load_model, execute_model and sample_tokens",
+        scope="our subclass overrides load_model, execute_model and sample_tokens; reads is_driver_worker",
         breaks="execute_model and sample_tokens no longer being two calls",
         goes_away="when the model runners have hooks for both",
     ),
@@ -276,8 +338,10 @@ TOUCHED: dict[str, Touched] = {
         "vllm.v1.worker.gpu_model_runner",
         why="the first model runner has no hook for input embeddings or sampled rows",
         why_not_elsewhere="both exist only inside a step",
-        scope="our mixin overrides _preprocess and sample_tokens; reads input_batch, positions, input_ids, inputs_embeds, "
-        "execute_model_state.sample_hidden_states, discard_request_mask and device; takes from input_batch.generators",
+        scope="our mixin overrides _preprocess, sample_tokens and _init_mrope_positions; _model_forward is wrapped where hidden "
+        "states are captured; reads input_batch, positions, input_ids, inputs_embeds, discard_request_mask, device and, of "
+        "execute_model_state, hidden_states and sample_hidden_states; takes from input_batch.generators and writes "
+        "execute_model_state.logits before they are sampled from",
         breaks="any of these names changing",
         goes_away="with the first model runner",
     ),
@@ -285,7 +349,7 @@ TOUCHED: dict[str, Touched] = {
 """Every symbol of vLLM that core uses, by the name under which this module offers it."""
 
 
-_MODULES = frozenset({"utils", "envs", "lora_ops", "punica_cpu"})
+_MODULES = frozenset({"utils", "envs", "_custom_ops", "lora_ops", "punica_cpu"})
 """Which of the attributes behind a colon are modules: they may not be imported yet."""
 
 

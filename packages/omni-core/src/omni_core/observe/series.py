@@ -117,5 +117,23 @@ UNDERRUN_SECONDS = _counter("omni_audio_underrun_seconds_total", "How long such 
 ANSWERS = _counter("omni_audio_answers_total", "Answers with audio, by how they ended.", "delivery", "ending")
 HTTP_REQUESTS = _counter("omni_http_requests_total", "HTTP requests that were answered.", "method", "route", "status")
 
+# Full-duplex sessions
+
+DUPLEX_SESSIONS = _gauge("omni_duplex_sessions", "Full-duplex sessions that hold a slot.", "frontend", "group")
+DUPLEX_FREE_SLOTS = _gauge("omni_duplex_free_slots", "Full-duplex sessions that can be opened now, at most.", "frontend")
+DUPLEX_REFUSALS = _counter("omni_duplex_refusals_total", "Sessions that could not be opened, by code.", "frontend", "code")
+DUPLEX_ENDINGS = _counter("omni_duplex_endings_total", "Sessions that ended, by reason.", "frontend", "reason")
+DUPLEX_RESUMES = _counter("omni_duplex_resumes_total", "Clients that came back to their session.", "frontend")
+DUPLEX_RESPONSES = _counter("omni_duplex_responses_total", "Answers in sessions, by how they ended.", "frontend", "status")
+DUPLEX_FIRST_AUDIO_SECONDS = _histogram(
+    "omni_duplex_first_audio_seconds", "Time from the end of a user's turn to the first audio of the answer.", "frontend"
+)
+DUPLEX_LATENESS_SECONDS = _histogram(
+    "omni_duplex_unit_lateness_seconds",
+    "How much later than in real time a unit model had heard a unit of audio.",
+    "frontend",
+    buckets=_SHORT_SECONDS,
+)
+
 SERIES: tuple[Series, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Series))
 """All of the above, in this order."""

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from omni_duplex.errors import DuplexError
+from omni_duplex.meter import SessionMeter
 from omni_duplex.model import AudioOut, DuplexStream, Fence, Samples, SessionConfig
 from omni_duplex.protocol.dialect import Dialect
 from omni_duplex.session import events as ev
@@ -94,6 +95,7 @@ class SessionActor:
         clock: The clock.
         ear: Finds speech; None where nothing looks for it.
         transcriber: Finds words; None where nothing does.
+        meter: Follows what is sent; None where nobody counts.
         on_freed: Called once when the session is over and its slot is free.
     """
 
@@ -108,6 +110,7 @@ class SessionActor:
         *,
         ear: Ear | None = None,
         transcriber: Transcriber | None = None,
+        meter: SessionMeter | None = None,
         on_freed: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.session = session
@@ -119,6 +122,7 @@ class SessionActor:
         self._clock = clock
         self._ear = ear
         self._transcriber = transcriber
+        self._meter = meter
         self._on_freed = on_freed
         self._mailbox = Mailbox()
         self._alarms: dict[str, Handle] = {}
@@ -214,6 +218,8 @@ class SessionActor:
 
     def _send(self, effect: ev.Send) -> None:
         event = effect.event
+        if self._meter is not None:
+            self._meter.sent(event, self._clock.now())
         delta = event.get("delta")
         seconds = len(delta.pcm) / delta.sample_rate if isinstance(delta, AudioOut) else 0.0
         try:

@@ -117,6 +117,7 @@ class UnitDriver(Driver):
         fence: Returns the fence in force.
         batcher: Where units of several sessions are heard together; None where the model takes one at a time.
         max_lead_s: How far a client may be ahead of real time before its audio waits; None for as far as it likes.
+        on_late: Told for each unit how much later than in real time it had been heard.
     """
 
     def __init__(
@@ -128,6 +129,7 @@ class UnitDriver(Driver):
         fence: Callable[[], Fence],
         batcher: Batcher | None = None,
         max_lead_s: float | None = 1.0,
+        on_late: Callable[[float], None] = lambda _: None,
     ) -> None:
         super().__init__(stream, post)
         self._capabilities = capabilities
@@ -135,6 +137,7 @@ class UnitDriver(Driver):
         self._fence = fence
         self._batcher = batcher
         self._max_lead_s = max_lead_s
+        self._on_late = on_late
         self._unit_s = capabilities.unit_ms / 1000
         self._framer = Framer(capabilities.input_rate * capabilities.unit_ms // 1000)
         self._units: asyncio.Queue[tuple[Samples, int]] = asyncio.Queue()
@@ -181,6 +184,8 @@ class UnitDriver(Driver):
                 await self._forward(self._stream.step(heard), fence)
             else:
                 await self._forward(self._batched(heard), fence)
+            if self._begun is not None:
+                self._on_late(self._clock.now() - self._begun - number * self._unit_s)
             if nbytes:
                 await self._post(ev.Consumed(nbytes))
 

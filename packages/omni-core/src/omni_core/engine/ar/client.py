@@ -1,4 +1,4 @@
-"""The host's side of an AR engine: takes codes off the outputs, pushes rows, and turns vLLM's errors into ours."""
+"""The host's side of an AR engine: takes codes and hidden states off the outputs, and makes the messages that push rows."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ import torch
 
 from omni_core.engine.ar.wire import KEY, Extra, unpack
 from omni_core.engine.vllm_bridge import EngineCoreRequest, OutputProcessor, SamplingParams
+from omni_core.runner import StageOutput
 
-Rows = list[np.ndarray[Any, Any]]
+_WITHHELD = "omni_withheld"
+Rows = list[Any]
+"""Codes of a request as arrays, int32 [Q], or its hidden states as tensors, [K, n, H]."""
 
 
 class ArOutputProcessor(OutputProcessor):
-    """vLLM's output processor, which takes the codes off the outputs first (`vllm_bridge.TOUCHED["OutputProcessor"]`)."""
+    """vLLM's output processor, which takes what is ours off the outputs first (`vllm_bridge.TOUCHED["OutputProcessor"]`)."""
 
     omni_rows: dict[str, Rows]
-    """Codes of live requests that nobody took yet, by vLLM's own request id."""
+    """What came for live requests and nobody took yet, by vLLM's own request id."""
 
     def add_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
         """Register a request before it is sent, so that its first codes find their place."""
@@ -26,12 +29,34 @@ class ArOutputProcessor(OutputProcessor):
         self.omni_rows.setdefault(request.request_id, [])
 
     def process_outputs(self, engine_core_outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Take the codes off a slice of outputs, then do what vLLM does."""
-        for request_id, codes in unpack(engine_core_outputs):
+        """Take what is ours off a slice of outputs, then do what vLLM does."""
+        captured = False
+        for request_id, found in unpack(engine_core_outputs):
+            captured |= isinstance(found, torch.Tensor)
             rows = self.omni_rows.get(request_id)
             if rows is not None:
-                rows.append(codes)
+                rows.append(found)
+        if captured:
+            engine_core_outputs = [output for output in engine_core_outputs if not self._is_part_of_prompt(output)]
         return super().process_outputs(engine_core_outputs, *args, **kwargs)
+
+    def _is_part_of_prompt(self, output: Any) -> bool:
+        """Tell whether an output only brings hidden states of a part of the prompt. Its statistics go to the next one.
+
+        To vLLM the first output of a request is the end of its prompt.
+        """
+        request = self.request_states.get(output.request_id)
+        if request is None:
+            return False
+        stats, events = getattr(request, _WITHHELD, (None, []))
+        if not output.new_token_ids and output.finish_reason is None:
+            setattr(request, _WITHHELD, (output.prefill_stats or stats, [*events, *(output.events or ())]))
+            return True
+        if stats is not None or events:
+            output.prefill_stats = output.prefill_stats or stats
+            output.events = [*events, *(output.events or ())] or None
+            setattr(request, _WITHHELD, (None, []))
+        return False
 
 
 def install(llm: Any) -> dict[str, Rows]:
@@ -53,6 +78,17 @@ def take_rows(rows: Rows) -> np.ndarray[Any, Any] | None:
     taken = np.stack(rows)
     rows.clear()
     return taken
+
+
+def add_states(output: StageOutput, rows: Rows, names: tuple[str, ...]) -> int:
+    """Empty a request's rows into an output, hidden states [n, H] under each name; return n."""
+    if not rows:
+        return 0
+    states: torch.Tensor = rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
+    rows.clear()
+    output.tensors.update(zip(names, states, strict=True))
+    output.internal |= frozenset(names)
+    return states.shape[1]
 
 
 def push_request(request_id: str, rows: torch.Tensor | None, final: bool, limit: int | None = None) -> Any:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from omni_core.capabilities import ModelCapabilities
+from omni_core.deploy.keys import CHAT
 from omni_core.engine.ar.checkpoint import has_tokenizer
 from omni_core.engine.profiling import profile_folder
 from omni_core.engine.vllm_bridge import AsyncEngineArgs, UniProcExecutor
@@ -75,7 +76,9 @@ def build_engine_args(stage: ResolvedStage, capabilities: ModelCapabilities, rep
     Raises:
         ConfigError: vLLM has no such argument.
     """
-    given = dict(stage.engine_args)
+    given = {name: value for name, value in stage.engine_args.items() if name not in CHAT}
+    if capabilities.computes_inputs:
+        given.pop("reasoning_parser", None)  # a flag gives it to every stage, and this one writes no text
     values = {**_defaults(stage, capabilities, replica), **given, **_forced(stage, capabilities, given)}
     try:
         return AsyncEngineArgs(**values)
@@ -116,7 +119,7 @@ def _forced(stage: ResolvedStage, capabilities: ModelCapabilities, given: Mappin
         forced["tokenizer"] = str(tokenizer)
     if _ranks(given) == 1 and "distributed_executor_backend" not in given:
         forced["distributed_executor_backend"] = UniProcExecutor
-    if not capabilities.computes_inputs:
+    if not capabilities.computes_inputs and capabilities.capture is None:
         return forced
     _refuse(stage, capabilities, given)
     on_cpu = stage.platform == "cpu"
@@ -124,8 +127,10 @@ def _forced(stage: ResolvedStage, capabilities: ModelCapabilities, given: Mappin
     forced |= {
         "worker_cls": "omni_core.engine.ar.worker.ArWorker",
         "scheduler_cls": stage.topology.scheduler_cls or f"omni_core.engine.ar.scheduler.{scheduler}",
-        "enable_prefix_caching": bool(given.get("enable_prefix_caching")),  # vLLM's own default is on
     }
+    if not capabilities.computes_inputs:
+        return forced
+    forced["enable_prefix_caching"] = bool(given.get("enable_prefix_caching"))  # vLLM's own default is on
     if stage.model_runner == "v2" or not given.get("enforce_eager", on_cpu):
         # Both the second runner and compiled graphs need to know that inputs come as embeddings.
         forced["enable_prompt_embeds"] = True
@@ -141,15 +146,15 @@ def _refuse(stage: ResolvedStage, capabilities: ModelCapabilities, given: Mappin
     for name in ("worker_cls", "scheduler_cls"):
         if name in given:
             raise ConfigError(f"{name} is set by the AR engine", where=where, hint=f"leave out {name}")
-    if given.get("enable_prefix_caching") and not capabilities.cacheable_prompts:
+    computes = capabilities.computes_inputs
+    if computes and given.get("enable_prefix_caching") and not capabilities.cacheable_prompts:
         raise ConfigError(
             "this model computes its inputs from placeholder ids, which tell no prefix from another",
             where=where,
             hint="leave out enable_prefix_caching",
         )
+    kind = "a model that computes its inputs" if computes else "a model whose hidden states go to the next stage"
     if given.get("speculative_config"):
-        raise ConfigError("a model that computes its inputs cannot be speculated", where=where, hint="drop speculative_config")
+        raise ConfigError(f"{kind} cannot be speculated", where=where, hint="drop speculative_config")
     if int(given.get("pipeline_parallel_size") or 1) > 1:
-        raise ConfigError(
-            "a model that computes its inputs runs on one pipeline rank", where=where, hint="set pipeline_parallel_size to 1"
-        )
+        raise ConfigError(f"{kind} runs on one pipeline rank", where=where, hint="set pipeline_parallel_size to 1")

@@ -10,19 +10,24 @@ from typing import Any
 from omni_core import envs
 from omni_core.capabilities import ModelCapabilities
 from omni_core.engine.ar import client
+from omni_core.engine.ar.capture import captured_layers
 from omni_core.engine.ar.checkpoint import check_checkpoint
 from omni_core.engine.ar.core_process import CoreContext, core_context
 from omni_core.engine.ar.engine_args import build_engine_args, checkpoint_folder, engine_environment
-from omni_core.engine.ar.model_class import capabilities_of, load_model_class
+from omni_core.engine.ar.model_class import stage_capabilities
+from omni_core.engine.ar.pulse import Pulse
 from omni_core.engine.ar.stats import stat_logger
+from omni_core.engine.heart import HEARTBEAT_S
 from omni_core.engine.vllm_bridge import AsyncLLM
 from omni_core.engine.vllm_plugin import register
-from omni_core.errors import ConfigError, OmniError, StageStartError
+from omni_core.errors import ConfigError, OmniError, StageDeadError, StageStartError
 from omni_core.observe.registry import Registry
 from omni_core.stage import ResolvedStage
 
 INIT_TIMEOUT_ENV = "OMNI_STAGE_INIT_TIMEOUT"
 _DEFAULT_INIT_TIMEOUT_S = 300.0
+HEARTBEAT_TIMEOUT_ENV = "OMNI_STAGE_HEARTBEAT_TIMEOUT"
+_DEFAULT_HEARTBEAT_TIMEOUT_S = 30.0
 
 
 @dataclass
@@ -34,9 +39,25 @@ class Launched:
     capabilities: ModelCapabilities
     context: CoreContext
     rows: dict[str, client.Rows]
+    pulse: Pulse
+    captured: tuple[str, ...] = ()
+    """Names of the hidden states that its requests may be captured for."""
+
+    def check(self) -> None:
+        """Ask the engine for a sign of life, at each heartbeat.
+
+        Raises:
+            StageDeadError: It gave none for too long. It is killed then: one that was stopped hears nothing else.
+        """
+        try:
+            self.pulse.check(HEARTBEAT_S)
+        except StageDeadError:
+            self.context.kill()
+            raise
 
     async def stop(self, timeout_s: float) -> None:
         """Stop the engine; kill its process if it has not ended by the deadline."""
+        self.pulse.stop()
         # It waits for outputs, and would report the core's end as a failure.
         if (handler := self.llm.output_handler) is not None:
             handler.cancel()
@@ -80,7 +101,11 @@ async def launch(stage: ResolvedStage, replica: int = 0, metrics: Registry | Non
     # Asked here once: a request would ask the core otherwise, and an answer that a dead core owes never comes.
     async with asyncio.timeout(timeout):
         await llm.get_supported_tasks()
-    return Launched(llm, capabilities, context, client.install(llm))
+    capture = capabilities.capture
+    captured = captured_layers(capture, llm.vllm_config.model_config.hf_config) if capture is not None else {}
+    silence_s = float(envs.read(HEARTBEAT_TIMEOUT_ENV) or _DEFAULT_HEARTBEAT_TIMEOUT_S)
+    pulse = Pulse(llm, [process.pid for process in context.processes if process.pid is not None], silence_s, where)
+    return Launched(llm, capabilities, context, client.install(llm), pulse, tuple(captured))
 
 
 async def _give_up(starting: asyncio.Future[Any], context: CoreContext) -> None:
@@ -98,9 +123,7 @@ def _construct(
 ) -> tuple[Any, ModelCapabilities]:
     where = f"stage {stage.name}"
     register()
-    capabilities = ModelCapabilities()
-    if stage.architecture_target is not None:
-        capabilities = capabilities_of(load_model_class(stage.architecture, stage.architecture_target, where=where))
+    capabilities = stage_capabilities(stage)
     args = build_engine_args(stage, capabilities, replica)
     try:
         config = args.create_engine_config()

@@ -5,15 +5,20 @@ Slots are stable numbers in `[0, max_num_seqs)`. Every method takes and returns 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
 
+from omni_core.capabilities import MtpSampling
 from omni_core.payload import Payload
 
 
 class ArModel(Protocol):
-    """A model with `ModelCapabilities.computes_inputs`. `omni_ingest` belongs to gated inputs, the last three to `mtp`."""
+    """A model with `ModelCapabilities.computes_inputs`.
+
+    `omni_ingest` belongs to gated inputs, `omni_constrain` to constrained sampling, the last three to `mtp`.
+    """
 
     def omni_begin(self, slot: int, inputs: Payload, prompt_len: int) -> None:
         """Take a new request's inputs; whatever the slot held before is void."""
@@ -26,6 +31,22 @@ class ArModel(Protocol):
 
     def omni_embed(self, slots: torch.Tensor, positions: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
         """Return input embeddings [T, H]: a pure function of each request's inputs and recorded codes."""
+
+    def omni_constrain(
+        self, slots: torch.Tensor, positions: torch.Tensor, logits: torch.Tensor, sampling: Sequence[MtpSampling]
+    ) -> None:
+        """Change, in place, the logits [B, V] of the tokens that are about to be sampled for these positions.
+
+        Rows whose prompt is not complete may be among them; what they sample is dropped.
+        """
+
+    def omni_rope(self, slot: int) -> tuple[torch.Tensor, int]:
+        """Return the rotary positions of a request's prompt, int64 [3, P] on the host, and the delta of those behind it.
+
+        Asked after `omni_begin`, of models that have this method and whose configuration has rotary sections (vLLM's
+        `uses_mrope`). A position p behind the prompt is p + delta in all three dimensions. The class also needs vLLM's own
+        `SupportsMRoPE`.
+        """
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Return the embeddings [B, H] of sampled tokens, for `mtp`."""

@@ -67,6 +67,9 @@ class ArOperations:
                     return await self._wake_up()
                 case "reload_weights":
                     return await self._reload_weights()
+                case "reset_prefix_cache":
+                    running = bool(arguments.get("reset_running_requests"))
+                    return bool(await self._llm.reset_prefix_cache(reset_running_requests=running))
                 case "update_weight_version":
                     await self._llm.update_weight_version(str(arguments["version"]))
                     return True

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from omni_core.capabilities import MtpCapability, MtpSampling
+from omni_core.capabilities import ModelCapabilities, MtpCapability, MtpSampling
 from omni_core.engine.ar.wire import KEY, Extra
 from omni_core.engine.vllm_bridge import RequestOutputKind, SamplingParams
-from omni_core.errors import RequestError
+from omni_core.errors import ContextLengthError, RequestError
 from omni_core.sampling import apply_constraints, check_sampling, merge_sampling
 from omni_core.stage import ResolvedStage
 
@@ -48,26 +48,32 @@ def effective_sampling(stage: ResolvedStage, own: Mapping[str, Any], derived: Ma
 
 
 def limit_tokens(
-    stage: ResolvedStage, sampling: dict[str, Any], own: Mapping[str, Any], prompt_len: int, max_model_len: int
+    stage: ResolvedStage,
+    sampling: dict[str, Any],
+    own: Mapping[str, Any],
+    prompt_len: int,
+    max_model_len: int,
+    param: str | None = None,
 ) -> None:
-    """Set `max_tokens` to what fits behind the prompt, unless the request asked for more.
+    """Set `max_tokens` to what fits behind the prompt, unless the request asked for more; `param` is the prompt's field.
 
     Raises:
-        RequestError: The prompt alone, or with the `max_tokens` that the request set, is longer than the engine takes.
+        ContextLengthError: The prompt alone, or with the `max_tokens` that the request set, is longer than the engine takes.
     """
     where = f"stage {stage.name}"
     room = max_model_len - prompt_len
     if prompt_len < 1:
         raise RequestError("the prompt is empty", where=where, hint="send a text")
     if room < 1:
-        raise RequestError(
+        raise ContextLengthError(
             f"the prompt has {prompt_len} positions and the engine takes {max_model_len} with at least one for the answer",
             where=where,
+            param=param,
             hint="shorten the prompt, or raise max_model_len",
         )
     wanted = sampling.get("max_tokens")
     if wanted is not None and wanted > room and own.get("max_tokens") == wanted != stage.sampling.get("max_tokens"):
-        raise RequestError(
+        raise ContextLengthError(
             f"a prompt of {prompt_len} positions and max_tokens {wanted} are more than the {max_model_len} positions "
             "the engine takes",
             where=where,
@@ -79,13 +85,24 @@ def limit_tokens(
         sampling["min_tokens"] = sampling["max_tokens"]
 
 
-def sampling_params(stage: ResolvedStage, sampling: Mapping[str, Any], extra: Extra | None, *, text: bool) -> Any:
+def sampling_params(
+    stage: ResolvedStage, sampling: Mapping[str, Any], extra: Extra | None, *, text: bool, structured: Any = None
+) -> Any:
     """Return vLLM's SamplingParams: new tokens only, with our inputs in `extra_args`.
+
+    Args:
+        stage: The stage.
+        sampling: The parameters by name.
+        extra: What the engine core reads of ours.
+        text: Whether tokens are turned into text.
+        structured: vLLM's StructuredOutputsParams: the form that the text must have.
 
     Raises:
         RequestError: vLLM refuses the combination.
     """
     values = dict(sampling)
+    if structured is not None:
+        values["structured_outputs"] = structured
     if extra is not None:
         values["extra_args"] = {**(values.get("extra_args") or {}), KEY: extra}
     if values.get("logit_bias"):
@@ -144,6 +161,14 @@ def mtp_sampling(params: Any, default: MtpSampling) -> MtpSampling:
     if params.temperature == 0:
         chosen["do_sample"] = False
     return MtpSampling(**chosen)
+
+
+def row_width(capabilities: ModelCapabilities, model_config: Any) -> int:
+    """Return the width of the rows that a model with gated inputs takes."""
+    declared = capabilities.row_width
+    if isinstance(declared, str):
+        return int(getattr(model_config.hf_config, declared))
+    return declared or int(model_config.get_inputs_embeds_size())
 
 
 def checked_rows(stage: ResolvedStage, rows: Any, width: int, dtype: torch.dtype) -> torch.Tensor:

@@ -12,14 +12,17 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omni_core.capabilities import ModelCapabilities
+from omni_core.chat import CHAT
 from omni_core.engine.ar import client, requests
 from omni_core.engine.ar.adapters import Adapters
 from omni_core.engine.ar.engine_args import tokenizer_folder
 from omni_core.engine.ar.launch import Launched, launch
 from omni_core.engine.ar.operations import ArOperations
+from omni_core.engine.ar.prompts import plain_input
+from omni_core.engine.ar.reply import ChatInput
 from omni_core.engine.ar.wire import Extra
 from omni_core.engine.profiling import METHODS, StageProfiler, profile_folder
 from omni_core.engine.vllm_bridge import EngineDeadError, VLLMClientError, tokens_input
@@ -30,6 +33,9 @@ from omni_core.pipeline import OutputType, parse_output_type
 from omni_core.runner import EngineInput, InputProcessor, StageInput, StageOutput, StageRunner
 from omni_core.stage import ResolvedStage
 from omni_core.target import load_target
+
+if TYPE_CHECKING:
+    from omni_core.engine.ar.chat import ChatRenderer
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +57,10 @@ class _Live:
     limit: int | None = None
     """Tokens that the engine may generate so far; None for requests that are shorter than CREDIT, or not limited."""
     rows: client.Rows = field(default_factory=list)
+    captures: bool = False
+    """Whether its hidden states are captured."""
+    captured: int = 0
+    """Positions whose hidden states came."""
     backlog: list[tuple[Any, bool]] = field(default_factory=list)
     """Pushed rows that wait for the engine's request to be open."""
     error: OmniError | None = None
@@ -69,9 +79,9 @@ class ArRunner(StageRunner):
         self._launched: Launched | None = None
         self._processor: InputProcessor | None = None
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="omni-input")
+        self._chat: ChatRenderer | None = None
         self._adapters: Adapters | None = None
         self._operations: ArOperations | None = None
-        self._frames = self.metrics.cell(FRAMES)
         self._profiler = StageProfiler(
             stage,
             profile_folder(stage, replica),
@@ -80,7 +90,8 @@ class ArRunner(StageRunner):
         )
         self._live: dict[str, _Live] = {}
         self._tokens = 0
-        makes_text = OutputType.TEXT in parse_output_type(stage.topology.engine_output_type)
+        kinds = (*parse_output_type(stage.topology.engine_output_type), stage.topology.final_output_type)
+        makes_text = OutputType.TEXT in kinds
         self._is_text = makes_text and tokenizer_folder(stage) is not None
 
     # -- life ------------------------------------------------------------------------------------------------------
@@ -93,11 +104,19 @@ class ArRunner(StageRunner):
             ConfigError, DependencyError: The configuration or the model class cannot be used.
         """
         began = time.monotonic()
+        # Not before: a runner that joins several gives them its own numbers (`metrics`) when it has made them.
+        self._frames = self.metrics.cell(FRAMES)
         self._launched = await launch(self.stage, self.replica, self.metrics)
         self._adapters = Adapters(self.stage, self._launched.llm)
         self._operations = ArOperations(self.stage, self._launched.llm)
         if self._launched.capabilities.computes_inputs:
             self._is_text = False
+        elif self._is_text and not self.stage.topology.input_sources:
+            from omni_core.engine.ar.chat import ChatRenderer  # a second that stages without text need not take
+
+            self._chat = await asyncio.get_running_loop().run_in_executor(
+                self._worker, ChatRenderer, self.stage, self._launched.llm
+            )
         self._processor = await asyncio.get_running_loop().run_in_executor(self._worker, self._load_processor)
         config = self._launched.llm.vllm_config
         return {
@@ -134,8 +153,11 @@ class ArRunner(StageRunner):
 
     async def check(self) -> None:
         """Raise StageDeadError if the engine is dead."""
-        if self._launched is not None and self._launched.llm.errored:
+        if self._launched is None:
+            return
+        if self._launched.llm.errored:
             raise self._dead()
+        self._launched.check()
 
     async def stop(self) -> None:
         """Stop the engine; after ten seconds its process is killed."""
@@ -176,8 +198,11 @@ class ArRunner(StageRunner):
             await self._close(live)
 
     async def _make_input(self, payload: Payload, sampling: Mapping[str, Any]) -> EngineInput:
+        if CHAT in payload and self._chat is not None:
+            return await self._chat.render(payload, sampling)
         if self._processor is None:
-            return await self._plain_input(payload)
+            tokenizer = self._engine.renderer.tokenizer
+            return await asyncio.get_running_loop().run_in_executor(self._worker, plain_input, payload, tokenizer, self._where)
         try:
             return await asyncio.get_running_loop().run_in_executor(self._worker, self._processor, payload, sampling)
         except OmniError:
@@ -186,47 +211,42 @@ class ArRunner(StageRunner):
             logger.exception("the input processor of %s failed", self._where)
             raise ServiceError(f"the input processor failed: {error!r}", where=self._where) from error
 
-    async def _plain_input(self, payload: Payload) -> EngineInput:
-        ids = payload.get("prompt_token_ids")
-        if ids is not None:
-            return EngineInput(prompt_token_ids=[int(token) for token in ids])
-        text = payload.get("prompt")
-        tokenizer = self._engine.renderer.tokenizer
-        if not isinstance(text, str) or tokenizer is None:
-            raise RequestError(
-                "the input has neither prompt_token_ids nor a prompt that can be tokenized",
-                where=self._where,
-                param="prompt",
-                hint="send prompt_token_ids" if tokenizer is None else "send prompt or prompt_token_ids",
-            )
-        encoded = await asyncio.get_running_loop().run_in_executor(self._worker, tokenizer.encode, text)
-        return EngineInput(prompt_token_ids=encoded)
-
     async def _open(self, live: _Live, made: EngineInput) -> None:
         request = live.request
         own = request.sampling
         ids = list(made.prompt_token_ids)
         sampling = requests.effective_sampling(self.stage, own, made.sampling)
         config = self._engine.model_config
-        requests.limit_tokens(self.stage, sampling, own, len(ids), config.max_model_len)
+        chat = made if isinstance(made, ChatInput) else None
+        field_name = "messages" if chat is not None else None
+        requests.limit_tokens(self.stage, sampling, own, len(ids), config.max_model_len, field_name)
         requests.drop_unreachable_stops(sampling, config.get_vocab_size())
         sampling = requests.steer(self.stage, sampling, self._capabilities.mtp)
         extra: Extra | None = None
         if self._capabilities.computes_inputs:
             extra = {"inputs": encode_payload(made.model_inputs), "gated": self._capabilities.gated_inputs}
-            if sampling["max_tokens"] > CREDIT:
-                live.limit = extra["limit"] = CREDIT
-        params = requests.sampling_params(self.stage, sampling, extra, text=self._is_text)
+        elif request.captures and self._capabilities.capture is not None:
+            extra, live.captures = {"capture": True}, True
+        if extra is not None and sampling["max_tokens"] > CREDIT:
+            live.limit = extra["limit"] = CREDIT
+        structured = chat.structured_outputs if chat is not None else None
+        params = requests.sampling_params(self.stage, sampling, extra, text=self._is_text, structured=structured)
+        if live.captures:
+            params.skip_reading_prefix_cache = True  # what is read from there is not computed, and not captured
         first = self._rows(made.rows) if made.rows is not None else None
         first_is_all = live.is_final and not live.backlog
         llm = self._engine
         try:
             lora = await self._adapters.request(request.lora) if request.lora and self._adapters else None
             trace = {"traceparent": request.trace} if request.trace else None
-            prompt = tokens_input(ids, cache_salt=self._salt(live, made))
-            live.collector = await llm.add_request(request.request_id, prompt, params, lora_request=lora, trace_headers=trace)
-        except VLLMClientError as error:
-            raise RequestError(str(error), where=self._where, hint="correct the request") from error
+            prompt = chat.prompt if chat is not None else tokens_input(ids, cache_salt=self._salt(live, made))
+            further = chat.reply.engine if chat is not None and chat.reply is not None else {}
+            live.collector = await llm.add_request(
+                request.request_id, prompt, params, lora_request=lora, trace_headers=trace, **further
+            )
+        except (VLLMClientError, ValueError) as error:
+            param = getattr(error, "parameter", None) or ("response_format" if structured is not None else None)
+            raise RequestError(str(error), where=self._where, param=param, hint="correct the request") from error
         live.engine_id = live.collector.request_id
         live.rows = self._require().rows.setdefault(live.engine_id, [])
         if self._capabilities.gated_inputs:
@@ -263,13 +283,18 @@ class ArRunner(StageRunner):
             self._tokens += len(tokens)
             output = StageOutput(token_ids=tokens, text=answer.text, finished=finished, handoff=handoff)
             output.load = len(self._live) / most
-            codes = client.take_rows(live.rows)
-            if mtp is not None and codes is not None:
+            if live.captures:
+                live.captured += client.add_states(output, live.rows, self._require().captured)
+                if finished and live.captured != len(found.prompt_token_ids) + generated - 1:
+                    raise ServiceError(f"{live.captured} positions were captured", where=self._where)
+            elif mtp is not None and (codes := client.take_rows(live.rows)) is not None:
                 output.tensors[mtp.payload_key] = codes
                 self._frames.inc(len(codes))
             if finished:
                 output.finish_reason = answer.finish_reason
                 output.metrics = {"prompt_tokens": len(made.prompt_token_ids), "generated_tokens": generated}
+            if isinstance(made, ChatInput) and made.reply is not None:
+                made.reply.read(output, found)
             handoff = {}
             yield output
             if live.limit is not None and not finished and live.limit - generated <= CREDIT // 2:
@@ -316,8 +341,7 @@ class ArRunner(StageRunner):
 
     def _rows(self, rows: Any) -> Any:
         config = self._engine.model_config
-        width = self._capabilities.row_width or config.get_inputs_embeds_size()
-        return requests.checked_rows(self.stage, rows, width, config.dtype)
+        return requests.checked_rows(self.stage, rows, requests.row_width(self._capabilities, config), config.dtype)
 
     async def _send(self, live: _Live, rows: Any, final: bool) -> None:
         if rows is None and not final:

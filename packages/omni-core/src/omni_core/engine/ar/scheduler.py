@@ -1,4 +1,4 @@
-"""The scheduler of an AR engine: holds positions back that may not be computed yet, and packs each step's codes.
+"""The scheduler of an AR engine: holds positions back that may not be computed yet, and packs what a step gives besides tokens.
 
 Runs in the engine core. A position waits for its row if the model takes rows while the request runs, and for the request's
 reader if that has not taken what was generated before. For requests with neither nothing is added to a step.
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from omni_core.engine.ar.wire import CODES, ROWS, RowBatch, extra_of, pack
+from omni_core.engine.ar.wire import CODES, ROWS, STATES, CapturedRows, Extra, RowBatch, extra_of, pack, pack_states
 from omni_core.engine.vllm_bridge import AsyncScheduler, PauseState, Scheduler, envs
 
 _UNLIMITED = 1 << 30
@@ -30,6 +30,16 @@ class _Ledger:
     """Rows that the worker does not have yet."""
     delivered: int = 0
     told_final: bool = False
+    captured: int = 0
+    """Positions whose hidden states went to the host."""
+
+    @classmethod
+    def of(cls, extra: Extra) -> _Ledger | None:
+        """Return a new request's ledger, None for one that may compute what it wants and is not captured."""
+        gated, limit = bool(extra.get("gated")), extra.get("limit")
+        if not gated and limit is None and not extra.get("capture"):
+            return None
+        return cls(final=not gated, told_final=not gated, limit=limit)
 
     def left(self, computed: int, prompt_len: int) -> int:
         """Return how many positions may follow on the computed ones."""
@@ -51,6 +61,7 @@ class GatedScheduling:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._ledgers: dict[str, _Ledger] = {}
+        self._plain_lookahead = super()._reserve_prefill_lookahead  # type: ignore[misc]
         self._holders: set[str] = set()
         self._max_holders: int = self.scheduler_config.max_num_seqs  # type: ignore[attr-defined]
         self._slice_size = int(envs.VLLM_V1_OUTPUT_PROC_CHUNK_SIZE)
@@ -59,9 +70,8 @@ class GatedScheduling:
         """Queue a request, or take rows or a limit for one that is live; those for one that is gone are dropped."""
         extra = extra_of(request.sampling_params)
         if not extra.get("push"):
-            gated, limit = bool(extra.get("gated")), extra.get("limit")
-            if gated or limit is not None:
-                self._ledgers[request.request_id] = _Ledger(final=not gated, told_final=not gated, limit=limit)
+            if (ledger := _Ledger.of(extra)) is not None:
+                self._ledgers[request.request_id] = ledger
             super().add_request(request)  # type: ignore[misc]
             return
         ledger = self._ledgers.get(request.request_id)
@@ -79,19 +89,26 @@ class GatedScheduling:
         return _UNLIMITED if ledger is None else ledger.left(computed, request.num_prompt_tokens)
 
     def _reserve_prefill_lookahead(self, request: Any, num_computed_tokens: int, num_new_tokens: int) -> int:
-        allowed = super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)  # type: ignore[misc]
-        return max(0, min(allowed, self._left(request, num_computed_tokens)))
+        # For each request of each step, so that what it costs counts.
+        allowed: int = self._plain_lookahead(request, num_computed_tokens, num_new_tokens)
+        ledger = self._ledgers.get(request.request_id)
+        if ledger is None:
+            return allowed
+        left = ledger.left(num_computed_tokens, request.num_prompt_tokens)
+        return allowed if allowed <= left else max(0, left)
 
     def _handle_blocked_waiting_request(self, request: Any) -> bool:
         # A preempted request keeps its slot in the worker, so that newcomers may not take more than the rest.
         request_id = request.request_id
-        if request_id not in self._holders and len(self._holders) >= self._max_holders:
+        takes_slot = _computes_inputs(request)
+        if takes_slot and request_id not in self._holders and len(self._holders) >= self._max_holders:
             return False
         if self._left(request, request.num_computed_tokens) <= 0:
             return False
         if not super()._handle_blocked_waiting_request(request):  # type: ignore[misc]
             return False
-        self._holders.add(request_id)
+        if takes_slot:
+            self._holders.add(request_id)
         return True
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
@@ -108,7 +125,9 @@ class GatedScheduling:
         return output
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        """Return vLLM's outputs, the step's codes packed on the first of each slice."""
+        """Return vLLM's outputs with the step's codes or hidden states packed on them."""
+        if getattr(model_runner_output, STATES, False):
+            return self._update_with_states(scheduler_output, model_runner_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
         codes = getattr(model_runner_output, CODES, None)
         if codes is not None:
@@ -116,9 +135,32 @@ class GatedScheduling:
                 pack(batch.outputs, codes.numpy(), self._slice_size)
         return outputs
 
+    def _update_with_states(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        captured = model_runner_output.pooler_output
+        for row, request_id in enumerate(model_runner_output.req_ids):
+            if captured[row] is not None:
+                captured[row] = self._unsent(request_id, captured[row])
+        outputs = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+        for batch in outputs.values():
+            for output in batch.outputs:
+                held, ledger = output.pooling_output, self._ledgers.get(output.request_id)
+                if held is not None and ledger is not None:
+                    ledger.captured = held.start + held.states.shape[1]
+            pack_states(batch.outputs, self._slice_size)
+        return outputs
+
+    def _unsent(self, request_id: str, rows: CapturedRows) -> CapturedRows | None:
+        """Return the rows that the host does not have: what a preempted request computes again, it has."""
+        ledger = self._ledgers.get(request_id)
+        known = 0 if ledger is None else ledger.captured - rows.start
+        if known <= 0:
+            return rows
+        return CapturedRows(rows.start + known, rows.states[:, known:]) if known < rows.states.shape[1] else None
+
     def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         # Prompts may share what is computed of them; generated ids do not tell which frames stood beside them.
-        request.skip_reading_prefix_cache = True
+        if _computes_inputs(request):
+            request.skip_reading_prefix_cache = True
         return super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]
 
     def has_requests(self) -> bool:
@@ -134,6 +176,10 @@ class GatedScheduling:
         self._ledgers.pop(request.request_id, None)
         self._holders.discard(request.request_id)
         return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
+
+
+def _computes_inputs(request: Any) -> bool:
+    return "inputs" in extra_of(request.sampling_params)
 
 
 class ArScheduler(GatedScheduling, Scheduler):

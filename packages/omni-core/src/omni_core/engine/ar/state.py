@@ -81,6 +81,7 @@ class ArState:
         self._model = model
         self._mtp: MtpCapability | None = capabilities.mtp
         self._gated = capabilities.gated_inputs
+        self._constrains = capabilities.constrains_sampling
         self._device = device
         self._slots: dict[str, int] = {}
         self._free = list(range(max_num_seqs))[::-1]
@@ -151,6 +152,26 @@ class ArState:
         self._requests[slot] = _Slot(frozenset(stops), sampling, self._generator(params, sampling))
         # A copy, because arrays over immutable bytes cannot become tensors without a warning.
         self._model.omni_begin(slot, decode_payload(bytearray(extra["inputs"])), len(request.prompt_token_ids))
+
+    def rope(self, request_id: str, length: int) -> tuple[torch.Tensor, int] | None:
+        """Return a request's positions in three dimensions, where its model has `omni_rope`.
+
+        Args:
+            request_id: The request.
+            length: Positions wanted. Those behind the prompt follow on as the model's next ones do.
+
+        Returns:
+            int64 [3, length] on the host, and what is to be added to a position behind them.
+        """
+        slot = self._slots.get(request_id)
+        own = getattr(self._model, "omni_rope", None)
+        if slot is None or own is None:
+            return None
+        positions, delta = own(slot)
+        if (missing := length - positions.shape[1]) > 0:
+            following = torch.arange(positions.shape[1], length) + delta
+            positions = torch.cat([positions, following.expand(3, missing)], dim=1)
+        return positions[:, :length], int(delta)
 
     def _generator(self, params: Any, sampling: MtpSampling) -> torch.Generator | None:
         if self._mtp is None or sampling.greedy or not (self._mtp.per_row_generators or self._mtp.sample_uniforms):
@@ -225,6 +246,15 @@ class ArState:
         self._batch = np.array(slots, dtype=np.int64)
         self._batch_device = torch.from_numpy(self._batch).to(self._device)
 
+    def constrain(self, logits: torch.Tensor) -> None:
+        """Let the model change a step's logits [B, V], one row for each of the batch's."""
+        if not self._constrains or self._batch is None:
+            return
+        positions = torch.from_numpy(self._following).to(self._device)
+        self._model.omni_constrain(
+            self._batch_device, positions, logits, [request.sampling for request in self._of(self._batch)]
+        )
+
     # -- after sampling --------------------------------------------------------------------------------------------
 
     def sampling_rows(self, sampled: Sequence[Sequence[int]]) -> list[int]:
@@ -259,6 +289,8 @@ class ArState:
         extra = self._extra(self._mtp, slots)
         if self._mtp.accepts_slots:
             extra["slots"] = slots_device
+        if self._mtp.accepts_positions:
+            extra["positions"] = positions
         embeds, codes = model.mtp(token_ids, model.embed_input_ids(token_ids), hidden, conditioning, **extra)
         model.omni_record(slots_device, positions, codes)
         self._remember(slots_device, embeds.to(self._next_rows.dtype), whole=whole)
@@ -282,7 +314,7 @@ class ArState:
     def _extra(self, mtp: MtpCapability, slots: IntArray) -> dict[str, Any]:
         if not (mtp.accepts_req_infos or mtp.per_row_generators or mtp.sample_uniforms):
             return {}
-        requests = [request for slot in slots.tolist() if (request := self._requests[slot]) is not None]
+        requests = self._of(slots)
         extra: dict[str, Any] = {}
         if mtp.accepts_req_infos:
             extra["req_infos"] = [request.sampling for request in requests]
@@ -299,7 +331,10 @@ class ArState:
         return extra
 
     def _stops(self, slots: IntArray) -> list[frozenset[int]]:
-        return [request.stops for slot in slots.tolist() if (request := self._requests[slot]) is not None]
+        return [request.stops for request in self._of(slots)]
+
+    def _of(self, slots: IntArray) -> list[_Slot]:
+        return [request for slot in slots.tolist() if (request := self._requests[slot]) is not None]
 
     def _keep(self, rows: list[int], stops: list[frozenset[int]] | None, codes: torch.Tensor) -> None:
         if self._device.type == "cpu":

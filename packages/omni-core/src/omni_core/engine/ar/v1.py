@@ -1,4 +1,4 @@
-"""The adapter for vLLM's first model runner: two overrides, put over the runner's class by the worker.
+"""The adapters for vLLM's first model runner: a few overrides, put over the runner's class by the worker.
 
 Runs in the engine core.
 """
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from omni_core.engine.ar.capture import Capture
 from omni_core.engine.ar.state import ArState
 from omni_core.engine.vllm_bridge import AsyncModelRunnerOutput
 
@@ -26,6 +27,7 @@ class ArRunnerMixin:
         scheduled = scheduler_output.num_scheduled_tokens
         total = scheduler_output.total_num_scheduled_tokens
         count = len(req_ids)
+        embeds = runner.inputs_embeds.gpu[:num_input_tokens]
         self.omni.fill_inputs(
             req_ids,
             # Every row of the batch runs in the step, so with as many tokens as rows each has one.
@@ -33,15 +35,24 @@ class ArRunnerMixin:
             runner.input_batch.num_computed_tokens_cpu[:count],
             runner.positions[:total],
             runner.input_ids.gpu[:total],
-            runner.inputs_embeds.gpu[:total],
+            embeds if total == num_input_tokens else embeds[:total],
         )
-        return (None, runner.inputs_embeds.gpu[:num_input_tokens], *prepared[2:])
+        return (None, embeds, *prepared[2:])
+
+    def _init_mrope_positions(self, req_state: Any) -> None:
+        found = self.omni.rope(req_state.req_id, len(req_state.prompt_token_ids or ()))
+        if found is None:
+            super()._init_mrope_positions(req_state)  # type: ignore[misc]
+        else:
+            req_state.mrope_positions, req_state.mrope_position_delta = found
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         """Sample as vLLM does, then predict the frames of the rows that sampled."""
         runner: Any = self
         state = runner.execute_model_state
         held = {} if state is None else self._hold_generators()
+        if state is not None:
+            self.omni.constrain(state.logits)
         output = super().sample_tokens(grammar_output)  # type: ignore[misc]
         runner.input_batch.generators.update(held)
         if state is None:
@@ -54,7 +65,8 @@ class ArRunnerMixin:
             rows = np.flatnonzero(~runner.discard_request_mask.np[: len(sampled)]).tolist()
         else:
             rows = self.omni.sampling_rows(output.sampled_token_ids)
-            sampled = torch.tensor([tokens[0] if tokens else 0 for tokens in output.sampled_token_ids])
+            # Through numpy: PyTorch looks at each number of a list for itself.
+            sampled = torch.from_numpy(np.array([tokens[0] if tokens else 0 for tokens in output.sampled_token_ids], np.int64))
         if len(rows) < len(sampled):
             index = torch.tensor(rows, dtype=torch.long, device=sampled.device)
             sampled, hidden = sampled[index], hidden[index]
@@ -73,3 +85,14 @@ class ArRunnerMixin:
             return {}
         incomplete = np.flatnonzero(runner.discard_request_mask.np[: runner.input_batch.num_reqs]).tolist()
         return {row: generators.pop(row) for row in incomplete if row in generators}
+
+
+def keep_embeds(runner: Any, capture: Capture) -> None:
+    """Let a runner tell `Capture` each step's input embeddings, before the model may write over them."""
+    forward = runner._model_forward
+
+    def noting(*args: Any, inputs_embeds: Any = None, **more: Any) -> Any:
+        capture.note_embeds(inputs_embeds)
+        return forward(*args, inputs_embeds=inputs_embeds, **more)
+
+    runner._model_forward = noting

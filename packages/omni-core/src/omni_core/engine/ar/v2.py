@@ -1,6 +1,7 @@
-"""The adapter for vLLM's second model runner: its own hook for models, a model state.
+"""The adapters for vLLM's second model runner: its own hook for models, a model state.
 
-Runs in the engine core. `enable_prompt_embeds` is set for these stages, because the runner asks for input embeddings only then.
+Runs in the engine core. `enable_prompt_embeds` is set for stages whose model computes its inputs, because the runner asks for
+input embeddings only then.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from omni_core.engine.ar.capture import Capture
 from omni_core.engine.ar.state import ArState
 from omni_core.engine.vllm_bridge import DefaultModelState
 
@@ -18,6 +20,17 @@ class ArModelState(DefaultModelState):
     """Feed computed inputs and predict frames (`vllm_bridge.TOUCHED["DefaultModelState"]`)."""
 
     omni: ArState
+
+    def add_request(self, req_index: int, new_req_data: Any) -> None:
+        """Take a request, with the model's own positions where it has them."""
+        # All that were computed before a preemption count as its prompt.
+        found = self.omni.rope(new_req_data.req_id, len(new_req_data.prefill_token_ids or ()))
+        if found is None or self.rope_state is None:
+            super().add_request(req_index, new_req_data)
+            return
+        self.rope_state.init_prefill_positions(req_index, _Positions(found), new_req_data.prefill_token_ids, mm_features=[])
+        if self.prompt_embeds_state is not None:
+            self.prompt_embeds_state.add_request(req_index, new_req_data)
 
     def prepare_inputs_embeds(self, scheduled_encoder_inputs: Any, input_batch: Any, req_states: Any) -> torch.Tensor:
         """Return the input embeddings [T, H] of a step, padding included."""
@@ -36,6 +49,16 @@ class ArModelState(DefaultModelState):
     def custom_sampler(self, sampler: Any) -> tuple[Any, None]:
         """Return the sampler, followed by the prediction of frames."""
         return _PredictingSampler(sampler, self), None
+
+
+class _Positions:
+    """A model as vLLM's state of positions asks it, with the answer ready."""
+
+    def __init__(self, found: tuple[torch.Tensor, int]) -> None:
+        self._found = found
+
+    def get_mrope_input_positions(self, input_tokens: Any, mm_features: Any) -> tuple[torch.Tensor, int]:
+        return self._found
 
 
 class _PredictingSampler:
@@ -59,6 +82,7 @@ class _PredictingSampler:
         return getattr(self._sampler, name)
 
     def __call__(self, logits: torch.Tensor, input_batch: Any) -> Any:
+        self._state.omni.constrain(logits)
         output = self._sampler(logits, input_batch)
         hidden, self._hidden = self._hidden, None
         count = input_batch.num_reqs
@@ -71,3 +95,15 @@ class _PredictingSampler:
         if hidden is not None:
             self._state.omni.after_sampling(rows, sampled, hidden)
         return output
+
+
+def keep_embeds(state: Any, capture: Capture) -> None:
+    """Let a model state tell `Capture` each step's input embeddings, before the model may write over them."""
+    prepare = state.prepare_inputs_embeds
+
+    def noting(*args: Any) -> Any:
+        embeds = prepare(*args)
+        capture.note_embeds(embeds)
+        return embeds
+
+    state.prepare_inputs_embeds = noting

@@ -1,0 +1,227 @@
+"""The replicas of a stage that workers bring, from the head's side: each is a seat that a worker takes and may lose again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from omni_core.engine.channel import Channel
+from omni_core.engine.messages import FromHost, Heartbeat, Ready, Shutdown, StartFailed
+from omni_core.engine.options import EngineOptions
+from omni_core.engine.remote.messages import Register
+from omni_core.engine.replicas import Replica, ReplicaPool
+from omni_core.engine.stage_process import StageProcess, StageState
+from omni_core.errors import ServiceError, StageDeadError, StageStartError
+from omni_core.stage import ResolvedStage
+
+logger = logging.getLogger(__name__)
+
+WAY_OUT = "send it again when a worker for the stage is there"
+
+
+@dataclass(frozen=True)
+class Told:
+    """Whom a remote stage tells; the functions are those of the orchestrator."""
+
+    on_message: Callable[[StageProcess, FromHost], None]
+    on_death: Callable[[StageProcess], None]
+    on_ready: Callable[[], None]
+
+
+class RemoteProcess(StageProcess):
+    """A stage's process on another host, at the other end of its worker's connection.
+
+    Args:
+        stage: What it runs.
+        replica: Its number.
+        told: Whom to tell.
+        silence_s: Seconds without a message after which it counts as dead.
+        worker: What it registered with; None for a seat that nobody has taken yet.
+    """
+
+    def __init__(
+        self, stage: ResolvedStage, replica: int, told: Told, silence_s: float, worker: Register | None = None
+    ) -> None:
+        super().__init__(stage, replica, told.on_message, told.on_death)
+        self.worker = worker
+        self.pid = worker.pid if worker else None
+        self._told = told
+        self._silence = silence_s
+
+    @property
+    def host(self) -> str:
+        """Name and address of its host."""
+        return f"{self.worker.host} ({self.worker.address})" if self.worker else "nowhere"
+
+    @property
+    def silence_s(self) -> float:
+        """Seconds without a message after which it counts as dead."""
+        return self._silence
+
+    def attach(self, channel: Channel[FromHost]) -> None:
+        """Use the connection that its worker has made."""
+        self._channel = channel
+        self._tasks += [asyncio.create_task(self._begin(channel)), asyncio.create_task(self._watch())]
+
+    def kill(self, reason: str) -> None:
+        """End the connection at once. The process is its worker's to end."""
+        self.reason = self.reason or reason
+        if self._channel is not None:
+            self._channel.abort()
+        elif self.state is StageState.STARTING:
+            self.fail(self.reason)
+
+    def dead_error(self, reason: str = "", hint: str = WAY_OUT) -> StageDeadError:
+        """Return what requests that need this stage are told."""
+        return super().dead_error(reason, hint)
+
+    async def stop(self) -> None:
+        """Tell the worker that the head stops, and close the connection."""
+        was, self.state = self.state, StageState.STOPPED
+        if self._channel is not None and was in (StageState.READY, StageState.STARTING):
+            try:
+                self._channel.post(Shutdown())
+            except ServiceError:
+                self._channel.abort()
+        await self._end_channel()
+
+    async def _begin(self, channel: Channel[FromHost]) -> None:
+        """Read until the stage is ready, then as from any stage."""
+        try:
+            while (message := await channel.receive()) is not None:
+                self._silent_s = 0
+                match message:
+                    case Heartbeat(load=load):
+                        self.load = load
+                    case Ready(facts=facts, seconds=seconds):
+                        self.facts, self.state = facts, StageState.READY
+                        logger.info("stage %s ready on %s after %.1f s", self.name, self.host, seconds)
+                        self._told.on_ready()
+                        break
+                    case StartFailed(fault=fault):
+                        self.reason = fault.message
+                        break
+                    case _:
+                        raise ServiceError(f"it sent {type(message).__name__} before it was ready", where=channel.peer)
+        except ServiceError as error:
+            self.reason = self.reason or str(error)
+        if self.state is StageState.READY:
+            await self._receive()
+        elif self.state is StageState.STARTING:
+            self.fail(self.reason or f"its worker on {self.host} {self._ending()} before it was ready")
+            logger.error("stage %s did not start: %s", self.name, self.reason)
+            channel.abort()
+
+    def _ending(self) -> str:
+        return f"lost its worker on {self.host}" if self.state is StageState.DEAD else "closed the connection"
+
+
+class RemoteReplica(Replica):
+    """One seat of a stage."""
+
+    def __init__(self, stage: ResolvedStage, number: int, pool: RemotePool) -> None:
+        super().__init__(stage, number)
+        self._pool = pool
+        self._process = RemoteProcess(stage, number, pool.told, pool.silence_s)
+
+    @property
+    def process(self) -> RemoteProcess:
+        """The present process."""
+        return self._process
+
+    @property
+    def worker(self) -> Register | None:
+        """The worker that has the seat."""
+        return self._process.worker if self.state in (StageState.STARTING, StageState.READY) else None
+
+    def take(self, worker: Register) -> RemoteProcess:
+        """Give the seat, which is free, to a worker."""
+        if self._process.worker is not None:
+            self.restarts += 1
+        self.reason = ""
+        self._process = RemoteProcess(self.stage, self.number, self._pool.told, self._pool.silence_s, worker)
+        return self._process
+
+    async def start(self) -> None:
+        """Return when any replica of the stage takes requests; further ones may come later.
+
+        Raises:
+            StageStartError: None did within `--stage-init-timeout`.
+        """
+        limit = self._pool.start_timeout_s
+        try:
+            async with asyncio.timeout(limit):
+                await self._pool.first_ready.wait()
+        except TimeoutError:
+            state = self._process.reason or ("it is being loaded" if self.worker else "no worker has registered")
+            hint = f"start it with `{self._pool.command}`, or raise --stage-init-timeout"
+            raise StageStartError(f"stage {self.stage.name} was not ready within {limit:g} s: {state}", hint=hint) from None
+
+    async def stop(self) -> None:
+        """Close the connection."""
+        await self._process.stop()
+
+
+class RemotePool(ReplicaPool):
+    """The seats of one stage: as many as the deployment says, and more when more workers come.
+
+    Args:
+        stage: The stage.
+        options: Limits, and the choice of a replica.
+        told: Whom to tell.
+        silence_s: Seconds without a message after which a worker is lost.
+        command: How a worker for the stage is started.
+    """
+
+    def __init__(self, stage: ResolvedStage, options: EngineOptions, told: Told, silence_s: float, command: str) -> None:
+        super().__init__(stage, [], options.lb_policy)
+        self.told = Told(told.on_message, told.on_death, self._note_ready)
+        self.silence_s = silence_s
+        self.command = command
+        self.start_timeout_s = options.stage_init_timeout_s
+        self.first_ready = asyncio.Event()
+        self.is_closed = False
+        """Whether the head is stopping."""
+        self._on_ready = told.on_ready
+        self.seats = [RemoteReplica(stage, number, self) for number in range(stage.num_replicas)]
+        self.replicas = list(self.seats)
+
+    @property
+    def missing(self) -> bool:
+        """Whether nobody runs the stage, and nobody is about to."""
+        return not self.ready and not any(seat.worker for seat in self.seats)
+
+    def take_seat(self, worker: Register) -> RemoteReplica:
+        """Give a worker the seat that it had, else the first one that is free, else a new one."""
+        free = [seat for seat in self.seats if seat.worker is None]
+        wanted = [seat for seat in free if seat.number == worker.replica]
+        if not free:
+            free = [RemoteReplica(self.stage, len(self.seats), self)]
+            self.seats += free
+            self.replicas = list(self.seats)
+        seat = (wanted or free)[0]
+        seat.take(worker)
+        return seat
+
+    async def stop(self) -> None:
+        """Close every connection; no further seat is given."""
+        self.is_closed = True
+        await super().stop()
+
+    def hint_after(self, process: StageProcess) -> str:
+        """Return what the callers of requests can do that were lost with one of the processes."""
+        return "send it again" if any(other is not process for other in self.ready) else WAY_OUT
+
+    def dead_error(self) -> StageDeadError:
+        """Return what requests are told when no replica is ready."""
+        for seat in self.seats:
+            if seat.worker is not None:
+                return StageDeadError(f"stage {self.stage.name} is being loaded on {seat.process.host}", hint="try again later")
+        reason = next((seat.process.reason for seat in self.seats if seat.process.reason), "no worker has registered for it")
+        return StageDeadError(f"stage {self.stage.name} is dead: {reason}", hint=WAY_OUT)
+
+    def _note_ready(self) -> None:
+        self.first_ready.set()
+        self._on_ready()

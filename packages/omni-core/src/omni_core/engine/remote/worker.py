@@ -1,0 +1,327 @@
+"""A worker: the process of `omni serve --headless`, which runs replicas of one stage for a head elsewhere.
+
+It registers, starts the stage's processes as a server does, and passes messages on between them and the head. A head that is
+gone may come back: the worker forgets its requests, keeps what is loaded and registers again, and gives up after a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+import zmq.asyncio
+
+from omni_core.deploy.devices import replica_devices
+from omni_core.deploy.explain import describe_stage
+from omni_core.engine import fork_server
+from omni_core.engine.devices import DeviceSet, device_set
+from omni_core.engine.meeting import Meeting, host_mark
+from omni_core.engine.messages import Died, Fault, Forget, FromHost, Heartbeat, Ready, Shutdown, StartFailed
+from omni_core.engine.options import EngineOptions
+from omni_core.engine.remote.join import Link, join
+from omni_core.engine.remote.messages import Register
+from omni_core.engine.remote.settings import WorkerOptions, address_towards
+from omni_core.engine.replicas import Launcher, LocalReplica
+from omni_core.engine.run_dir import RunDir
+from omni_core.engine.stage_process import StageProcess, StageState
+from omni_core.errors import OmniError, ServiceError
+from omni_core.platforms import Platform
+from omni_core.stage import ResolvedPipeline
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+BEAT_S = 1.0
+PAUSE_S = 0.2
+"""Before the head is asked again that has ended a connection."""
+
+
+class Worker:
+    """Run every replica of one stage that belongs to this process.
+
+    Args:
+        pipeline: The whole pipeline, with this process's settings for its stage.
+        options: Which stage, and where the head is.
+        facts: What must agree with the head (`omni_core.deploy.agreement`).
+        limits: Deadlines.
+        platform: How processes start and are shown their devices.
+    """
+
+    def __init__(
+        self,
+        pipeline: ResolvedPipeline,
+        options: WorkerOptions,
+        facts: Mapping[str, str],
+        limits: EngineOptions,
+        platform: Platform,
+    ) -> None:
+        self.pipeline = pipeline
+        self.options = options
+        self.limits = limits
+        self.platform = platform
+        self.stage = next(stage for stage in pipeline.stages if stage.stage_id == options.stage_id)
+        self.facts = facts
+        self.seats: list[Seat] = []
+        self._context = fork_server.context_for(platform, [self.stage])
+        self._run_dir: RunDir | None = None
+
+    async def run(self) -> None:
+        """Run until every replica has ended or one cannot start. Cancelled, it ends them.
+
+        Raises:
+            ConfigError: The head refuses this worker.
+            StageStartError: A replica did not become ready.
+            StageDeadError: The last replica has ended.
+            DeadlineError: The head was not there, or is gone for good.
+        """
+        logger.info("%s", describe_stage(self.stage))
+        for text in self.pipeline.warnings:
+            logger.warning("%s", text)
+        self._run_dir = RunDir.create()
+        sets = [device_set(self.platform, devices, name=self.stage.name) for devices in replica_devices(self.stage)]
+        context = zmq.asyncio.Context()
+        self.seats = [Seat(self, devices, context) for devices in sets]
+        try:
+            await _until_over([seat.run() for seat in self.seats])
+        finally:
+            await asyncio.gather(*(seat.close() for seat in self.seats))
+            context.destroy(linger=0)
+            self._run_dir.remove()
+
+    def launcher(self, meeting: Meeting) -> Launcher:
+        """Return what the stage's processes start with."""
+        assert self._run_dir is not None
+        slots = int(self.pipeline.values.get("active_stream_window") or 0)
+        return Launcher(self._run_dir, self._context, self.platform, self.limits, slots, meeting)
+
+    def offer(self, replica: int) -> Register:
+        """Return what a replica registers with."""
+        address = self.options.address
+        return Register(
+            b"",
+            self.stage.stage_id,
+            replica,
+            dict(self.facts),
+            list(self.pipeline.files),
+            socket.gethostname(),
+            host_mark(),
+            self.own_address() or address.host,
+            os.getpid(),
+        )
+
+    def own_address(self) -> str:
+        """Return where this host can be reached: what the user gave, or this host's address on the way to the head."""
+        try:
+            return self.options.replica_address or address_towards(self.options.address.host, self.options.address.port)
+        except OmniError:
+            return ""  # the head's name is not known now; registering says so
+
+
+async def _until_over(works: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Wait until all works have ended, or one has failed before any replica was lost: a loss leaves the others their work."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        lost: OmniError | None = None
+        for task in asyncio.as_completed(tasks):
+            try:
+                await task
+            except Lost as error:
+                logger.error("%s", error.cause)
+                lost = error.cause
+        if lost is not None:
+            raise lost
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Lost(Exception):
+    """Carry why a replica that was ready has ended for good."""
+
+    def __init__(self, cause: OmniError) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+class Seat:
+    """One replica of the worker's stage, and its connection to the head.
+
+    Args:
+        worker: Whose it is.
+        devices: Its devices.
+        context: ZeroMQ's.
+    """
+
+    def __init__(self, worker: Worker, devices: DeviceSet, context: zmq.asyncio.Context) -> None:
+        self._worker = worker
+        self._devices = devices
+        self._context = context
+        self._number = -1
+        self._meeting: Meeting | None = None
+        self._replica: LocalReplica | None = None
+        self._link: Link | None = None
+        self._starting: asyncio.Task[None] | None = None
+        self._start_s = 0.0
+        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def state(self) -> StageState:
+        """Where its process is in its life."""
+        return StageState.STARTING if self._replica is None else self._replica.state
+
+    async def run(self) -> None:
+        """Serve one head after another until the replica or the head is gone for good.
+
+        Raises:
+            OmniError: As `Worker.run`.
+        """
+        options = self._worker.options
+        logger.info("registering stage %s with the head at %s", self._worker.stage.name, options.address)
+        while True:
+            joining = asyncio.ensure_future(join(self._context, options, lambda: self._worker.offer(self._number)))
+            link = await self._or_over(joining)
+            logger.info("registered with the head at %s as replica %d", options.address, link.replica)
+            await self._settle(link)
+            await self._or_over(asyncio.ensure_future(self._serve(link)))
+            if self.state in (StageState.STARTING, StageState.READY):
+                logger.warning("the head at %s is gone; waiting %g s for it", options.address, options.head_timeout_s)
+            await asyncio.sleep(PAUSE_S)
+
+    async def close(self) -> None:
+        """End the replica and tell the head."""
+        if self._link is not None:
+            with contextlib.suppress(ServiceError):
+                self._link.channel.post(Died(Fault(ServiceError.__name__, "its worker was stopped")))
+            await self._link.channel.close()
+        await self._end_replica()
+        if self._over.done():
+            self._over.exception()
+
+    async def _or_over(self, work: asyncio.Future[T]) -> T:
+        """Await `work`, or raise why the replica is gone for good, whichever comes first."""
+        try:
+            waited: set[asyncio.Future[Any]] = {work, self._over}
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            if self._over.done():
+                self._over.result()
+            return work.result()
+        finally:
+            if not work.done():
+                work.cancel()
+                await asyncio.gather(work, return_exceptions=True)
+
+    # The replica
+
+    async def _settle(self, link: Link) -> None:
+        """Have the replica in the place that the head gave it: as it is, or started there."""
+        place = self._meeting
+        if place is not None and place.group == link.group and self._number == link.replica:
+            return
+        await self._end_replica()
+        self._number = link.replica
+        self._meeting = Meeting.enter(link.group, self._worker.own_address())
+        self._replica = LocalReplica(
+            self._worker.stage,
+            link.replica,
+            self._devices,
+            self._worker.launcher(self._meeting),
+            self._pass_on,
+            self._note_death,
+            self._tell_ready,
+        )
+        self._starting = asyncio.create_task(self._start(self._replica))
+
+    async def _start(self, replica: LocalReplica) -> None:
+        begun = time.monotonic()
+        try:
+            await replica.start()
+        except OmniError as error:
+            self._post(StartFailed(Fault.of(error)))
+            if not self._over.done():
+                self._over.set_exception(error)
+        else:
+            self._start_s = time.monotonic() - begun
+            self._tell_ready()
+
+    async def _end_replica(self) -> None:
+        if self._starting is not None:
+            self._starting.cancel()
+            await asyncio.gather(self._starting, return_exceptions=True)
+        if self._replica is not None:
+            await self._replica.stop()
+        if self._meeting is not None:
+            self._meeting.leave()
+        self._starting = self._replica = self._meeting = None
+
+    def _tell_ready(self) -> None:
+        if self._replica is not None and self._replica.state is StageState.READY:
+            self._post(Ready(dict(self._replica.process.facts), self._start_s))
+
+    def _note_death(self, process: StageProcess) -> None:
+        self._post(Died(Fault(ServiceError.__name__, process.reason)))
+        self._end_if_dead()
+
+    def _end_if_dead(self) -> None:
+        """Give up a replica that nothing brings back."""
+        replica = self._replica
+        if replica is not None and replica.state is StageState.DEAD and not self._over.done():
+            hint = "see its log; start the worker again"
+            self._over.set_exception(Lost(replica.process.dead_error(replica.reason, hint)))
+
+    # The head
+
+    def _post(self, message: FromHost) -> None:
+        if self._link is None:
+            return
+        try:
+            self._link.channel.post(message)
+        except ServiceError as error:
+            logger.error("the connection to the head is given up: %s", error)
+            self._link.channel.abort()
+
+    def _pass_on(self, process: StageProcess, message: FromHost) -> None:
+        self._post(message)
+
+    async def _serve(self, link: Link) -> None:
+        """Pass messages on until the head or its connection is gone."""
+        self._link = link
+        beating = asyncio.create_task(self._beat())
+        self._tell_ready()
+        is_lost = True
+        try:
+            while (message := await link.channel.receive()) is not None:
+                if isinstance(message, Shutdown):
+                    logger.info("the head stops")
+                elif self._replica is not None:
+                    self._replica.process.post(message)
+        except ServiceError as error:
+            logger.error("the connection to the head is given up: %s", error)
+        except asyncio.CancelledError:
+            is_lost = False  # `close` has something to say on it
+            raise
+        finally:
+            beating.cancel()
+            await asyncio.gather(beating, return_exceptions=True)
+            if is_lost:
+                self._lose(link)
+
+    def _lose(self, link: Link) -> None:
+        """Drop a connection that is lost, and the requests that came over it."""
+        self._link = None
+        link.channel.abort()
+        if self._replica is not None:
+            self._replica.process.post(Forget())
+
+    async def _beat(self) -> None:
+        while True:
+            self._end_if_dead()
+            self._post(Heartbeat(dict(self._replica.process.load) if self._replica is not None else {}))
+            await asyncio.sleep(BEAT_S)
