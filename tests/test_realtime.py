@@ -5,26 +5,17 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pytest
-import uvicorn
-from openai import AsyncOpenAI
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from omni_core.deploy.duplex import DuplexPlan, DuplexSettings
-from omni_core.deploy.frontends import Frontend
-from omni_duplex.manager import SessionManager, Tools
-from omni_duplex.model import AudioOut, Capabilities, DuplexModel, Fence, TextOut, TurnEnd
+from omni_duplex.model import AudioOut, Capabilities, Fence, TextOut, TurnEnd
 from omni_duplex.testing import ScriptedTurnModel
-from omni_server.app import build_app
-from omni_server.context import ServerSettings, ServerState
-from omni_server.fake_engine import FakeEngine
 
 pytestmark = pytest.mark.anyio
 
@@ -45,54 +36,7 @@ def turns(count: int = 8) -> ScriptedTurnModel:
     return ScriptedTurnModel([spoken] * count, Capabilities(text_input=True, text_output=True, tools=True))
 
 
-class Served:
-    """A server in this process."""
-
-    def __init__(self, port: int, manager: SessionManager) -> None:
-        self.url = f"ws://127.0.0.1:{port}"
-        self.manager = manager
-        self.client = AsyncOpenAI(api_key="key-1", base_url=f"http://127.0.0.1:{port}/v1", websocket_base_url=f"{self.url}/v1")
-
-    async def free_slots(self) -> int:
-        """Return the free slots once nothing is being closed any more."""
-        async with asyncio.timeout(10):
-            while self.manager.placement.held:
-                await asyncio.sleep(0.01)
-        return self.manager.placement.free
-
-
-@pytest.fixture
-def serve() -> Callable[..., Any]:
-    @asynccontextmanager
-    async def started(model: DuplexModel | None, *, max_sessions: int = 2, **fields: Any) -> AsyncIterator[Served]:
-        settings = DuplexSettings(max_sessions=max_sessions, **fields)
-        frontend = Frontend(0, (), max_sessions)
-        plan = DuplexPlan(settings, (), (frontend,))
-        manager = SessionManager(model or turns(), plan, frontend, lambda group: None, Tools())  # type: ignore[arg-type,return-value]
-        state = ServerState(sessions=manager if model is not None else None)
-        app = build_app(FakeEngine(), ServerSettings(MODEL, api_key=("key-1",)), state=state)
-        with socket.socket() as sock:
-            sock.bind(("127.0.0.1", 0))
-            config = uvicorn.Config(app, log_config=None, lifespan="off", ws_per_message_deflate=False)
-            server = uvicorn.Server(config)
-            server.capture_signals = nullcontext  # type: ignore[method-assign, assignment]
-            running = asyncio.create_task(server.serve(sockets=[sock]))
-            served = Served(sock.getsockname()[1], manager)
-            try:
-                async with asyncio.timeout(20):
-                    while not server.started:
-                        await asyncio.sleep(0.01)
-                yield served
-            finally:
-                await manager.close()
-                await served.client.close()
-                server.should_exit = True
-                await running
-
-    return started
-
-
-def raw(served: Served, path: str = "/v1/realtime", key: str | None = "key-1", **options: Any) -> Any:
+def raw(served: Any, path: str = "/v1/realtime", key: str | None = "key-1", **options: Any) -> Any:
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     return connect(f"{served.url}{path}", additional_headers=headers, **options)
 
@@ -105,8 +49,8 @@ async def next_event(ws: Any, kind: str | None = None) -> dict[str, Any]:
                 return event
 
 
-async def test_the_official_client_holds_a_conversation(serve: Callable[..., Any]) -> None:
-    async with serve(turns()) as served, served.client.realtime.connect(model=MODEL) as session:
+async def test_the_official_client_holds_a_conversation(serve_sessions: Callable[..., Any]) -> None:
+    async with serve_sessions(turns()) as served, served.client.realtime.connect(model=MODEL) as session:
         created = await session.recv()
         assert created.type == "session.created"
         await session.session.update(session={"type": "realtime", "audio": {"input": {"turn_detection": None}}})
@@ -128,9 +72,9 @@ async def test_the_official_client_holds_a_conversation(serve: Callable[..., Any
     assert done.status == "completed"
 
 
-async def test_two_sessions_and_no_third(serve: Callable[..., Any]) -> None:
+async def test_two_sessions_and_no_third(serve_sessions: Callable[..., Any]) -> None:
     """FE-08: the refusal says that trying again can help, before the socket is closed with 1013."""
-    async with serve(turns()) as served, raw(served) as one, raw(served) as two:
+    async with serve_sessions(turns()) as served, raw(served) as one, raw(served) as two:
         await next_event(one, "session.created")
         await next_event(two, "session.created")
         async with raw(served) as three:
@@ -150,9 +94,9 @@ async def test_two_sessions_and_no_third(serve: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("key", [None, "wrong", ""])
-async def test_no_key_no_session(serve: Callable[..., Any], key: str | None) -> None:
+async def test_no_key_no_session(serve_sessions: Callable[..., Any], key: str | None) -> None:
     """E11: on the socket as on any route, and never by the query."""
-    async with serve(turns()) as served:
+    async with serve_sessions(turns()) as served:
         for path in ("/v1/realtime", "/v1/duplex", "/v1/realtime?api_key=key-1"):
             with pytest.raises(InvalidStatus) as refused:
                 async with raw(served, path, key):
@@ -161,16 +105,16 @@ async def test_no_key_no_session(serve: Callable[..., Any], key: str | None) -> 
         assert served.manager.placement.held == 0
 
 
-async def test_a_browser_sends_its_key_as_a_subprotocol(serve: Callable[..., Any]) -> None:
-    async with serve(turns()) as served:
+async def test_a_browser_sends_its_key_as_a_subprotocol(serve_sessions: Callable[..., Any]) -> None:
+    async with serve_sessions(turns()) as served:
         protocols = ["realtime", "openai-insecure-api-key.key-1"]
         async with raw(served, key=None, subprotocols=protocols) as ws:
             await next_event(ws, "session.created")
             assert ws.subprotocol == "realtime", "the key is not sent back"
 
 
-async def test_a_model_without_sessions_says_so(serve: Callable[..., Any]) -> None:
-    async with serve(None) as served, raw(served) as ws:
+async def test_a_model_without_sessions_says_so(serve_sessions: Callable[..., Any]) -> None:
+    async with serve_sessions(None) as served, raw(served) as ws:
         assert "no realtime sessions" in (await next_event(ws))["error"]["message"]
         with pytest.raises(ConnectionClosed) as closed:
             await ws.recv()
@@ -192,9 +136,9 @@ ABUSE = {
 
 
 @pytest.mark.parametrize("case", ABUSE)
-async def test_a_bad_message_gets_one_error_and_the_next_turn_works(serve: Callable[..., Any], case: str) -> None:
+async def test_a_bad_message_gets_one_error_and_the_next_turn_works(serve_sessions: Callable[..., Any], case: str) -> None:
     """B27: bad JSON, binary frames, unknown types, bad base64: one error each, and the socket stays open."""
-    async with serve(turns()) as served, raw(served) as ws:
+    async with serve_sessions(turns()) as served, raw(served) as ws:
         await next_event(ws, "session.created")
         await ws.send(ABUSE[case])
         error = (await next_event(ws, "error"))["error"]
@@ -206,8 +150,8 @@ async def test_a_bad_message_gets_one_error_and_the_next_turn_works(serve: Calla
         assert done["response"]["status"] == "completed"
 
 
-async def test_a_frame_that_is_too_long_ends_the_connection_and_nothing_else(serve: Callable[..., Any]) -> None:
-    async with serve(turns()) as served, raw(served) as other, raw(served, max_size=None) as ws:
+async def test_a_frame_that_is_too_long_ends_the_connection_and_nothing_else(serve_sessions: Callable[..., Any]) -> None:
+    async with serve_sessions(turns()) as served, raw(served) as other, raw(served, max_size=None) as ws:
         await next_event(other, "session.created")
         await next_event(ws, "session.created")
         with suppress(ConnectionClosed):
@@ -218,8 +162,8 @@ async def test_a_frame_that_is_too_long_ends_the_connection_and_nothing_else(ser
         await next_event(other, "input_audio_buffer.cleared")
 
 
-async def test_a_flood_of_events_is_answered_in_order(serve: Callable[..., Any]) -> None:
-    async with serve(turns()) as served, raw(served) as ws:
+async def test_a_flood_of_events_is_answered_in_order(serve_sessions: Callable[..., Any]) -> None:
+    async with serve_sessions(turns()) as served, raw(served) as ws:
         await next_event(ws, "session.created")
 
         async def flood() -> None:
@@ -232,8 +176,8 @@ async def test_a_flood_of_events_is_answered_in_order(serve: Callable[..., Any])
         await sending
 
 
-async def test_a_session_is_resumed_over_a_new_socket(serve: Callable[..., Any]) -> None:
-    async with serve(turns()) as served:
+async def test_a_session_is_resumed_over_a_new_socket(serve_sessions: Callable[..., Any]) -> None:
+    async with serve_sessions(turns()) as served:
         async with raw(served, "/v1/duplex") as ws:
             created = await next_event(ws, "session.created")
             session_id, token = created["session"]["id"], created["resume_token"]
@@ -254,16 +198,16 @@ async def test_a_session_is_resumed_over_a_new_socket(serve: Callable[..., Any])
         assert await served.free_slots() == 2
 
 
-async def test_a_client_that_leaves_gives_its_slot_back(serve: Callable[..., Any]) -> None:
-    async with serve(turns(), max_sessions=1) as served:
+async def test_a_client_that_leaves_gives_its_slot_back(serve_sessions: Callable[..., Any]) -> None:
+    async with serve_sessions(turns(), max_sessions=1) as served:
         for _ in range(20):
             async with raw(served) as ws:
                 await next_event(ws, "session.created")
             assert await served.free_slots() == 1
 
 
-async def test_a_server_that_stops_says_so_before_it_hangs_up(serve: Callable[..., Any]) -> None:
-    async with serve(turns()) as served, raw(served, "/v1/duplex") as ws:
+async def test_a_server_that_stops_says_so_before_it_hangs_up(serve_sessions: Callable[..., Any]) -> None:
+    async with serve_sessions(turns()) as served, raw(served, "/v1/duplex") as ws:
         await next_event(ws, "session.created")
 
         await served.manager.close("shutdown")

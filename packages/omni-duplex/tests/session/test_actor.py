@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from omni_duplex.manager import Attachment, SessionManager
-from omni_duplex.model import AudioOut, Fence, Listen, Samples, SessionConfig, TextOut, TurnEnd
+from omni_duplex.model import AudioOut, Fence, Listen, SessionConfig, TextOut, TurnEnd
 from omni_duplex.session import events as ev
 from omni_duplex.session.actor import SessionActor
 from omni_duplex.session.outbox import MAX_AUDIO_S
-from omni_duplex.testing import PlainDialect, ScriptedModel, ScriptedTurnModel, VirtualClock
+from omni_duplex.testing import LoudEar, PlainDialect, ScriptedModel, ScriptedTurnModel, VirtualClock
 
 pytestmark = pytest.mark.anyio
 
@@ -138,31 +138,9 @@ async def test_nothing_of_an_answer_leaves_after_it_was_cancelled(manage: Manage
     assert error["code"] == "response_cancel_not_active"
 
 
-class LoudEar:
-    """Takes loud audio for speech and quiet audio for its end."""
-
-    def __init__(self) -> None:
-        self._samples = 0
-        self._speaks = False
-
-    def push(self, pcm: Samples) -> Sequence[ev.SpeechStarted | ev.SpeechStopped]:
-        at = self._samples * 1000 // 24_000
-        self._samples += len(pcm)
-        loud = bool(np.abs(pcm).max() > 0.1)
-        if loud == self._speaks:
-            return []
-        self._speaks = loud
-        return [ev.SpeechStarted(at) if loud else ev.SpeechStopped(at)]
-
-    def configure(self, config: SessionConfig) -> None: ...
-
-    def reset(self) -> None:
-        self._speaks = False
-
-
 async def test_speech_interrupts_the_answer_and_becomes_the_next_turn(manage: Manage, clock: VirtualClock, until: Any) -> None:
     model = ScriptedTurnModel([lambda fence: [TextOut("one ", fence), tone(fence, 1.0)] * 9, answer("two ")])
-    actor, _ = await begin(manage(model, ear=lambda *_: LoudEar()))
+    actor, _ = await begin(manage(model, ear=LoudEar.maker()))
     loud, quiet = np.ones(UNIT, np.float32), np.zeros(UNIT, np.float32)
     await say(actor, ev.Append(loud))
     await say(actor, ev.Append(quiet))
@@ -190,7 +168,7 @@ async def test_speech_interrupts_the_answer_and_becomes_the_next_turn(manage: Ma
 async def test_a_turn_that_ends_during_an_answer_is_answered_after_it(manage: Manage, until: Any) -> None:
     model = ScriptedTurnModel([answer("one "), answer("two ")])
     model.hold()
-    actor, _ = await begin(manage(model, ear=lambda *_: LoudEar()))
+    actor, _ = await begin(manage(model, ear=LoudEar.maker()))
     actor.session.config = replace(
         actor.session.config, turn_detection=replace(actor.session.config.turn_detection, interrupt_response=False)
     )

@@ -121,4 +121,7 @@ async def _send_whole(dialogue: Dialogue, send: Send) -> None:
     data = await anyio.to_thread.run_sync(lambda: json.dumps(answer, ensure_ascii=False).encode())
     writer = AnswerWriter(send, {"Content-Type": "application/json", "Content-Length": str(len(data))})
     await writer.write(data)
+    if dialogue.meter is not None:
+        for piece in dialogue.spoken:
+            dialogue.meter.sent(piece)
     await writer.end()

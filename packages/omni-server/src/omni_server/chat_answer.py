@@ -80,6 +80,8 @@ class Dialogue:
     meter: AudioMeter | None = None
     created: int = field(default_factory=lambda: int(time.time()))
     choices: list[Choice] = field(default_factory=list)
+    spoken: list[Samples] = field(default_factory=list)
+    """The audio of a whole answer."""
 
     def __post_init__(self) -> None:
         self.choices = [Choice() for _ in range(self.request.n or 1)]
@@ -186,14 +188,13 @@ class Dialogue:
 
     async def whole(self) -> dict[str, Any]:
         """Return all answers as one chat completion."""
-        pieces: list[Samples] = []
         async with aclosing(self.outputs()) as outputs:
             async for _, output in outputs:
                 if output.type == "audio" and output.data is not None:
-                    pieces.append(self.samples_of(output))
+                    self.spoken.append(self.samples_of(output))
         choices = [self._whole_choice(index, choice) for index, choice in enumerate(self.choices)]
         if self.speaks:
-            data = as_base64(await anyio.to_thread.run_sync(self._encode, pieces))
+            data = as_base64(await anyio.to_thread.run_sync(self._encode, self.spoken))
             choices = self._with_audio(choices, data)
         return {
             "id": self.name,
@@ -208,8 +209,6 @@ class Dialogue:
         traits = self.traits
         encoder = make_encoder(self.request.audio_format(), traits.sample_rate, traits.channels, streaming=False)
         samples = np.concatenate([np.zeros((0, traits.channels), np.float32), *pieces])
-        if self.meter is not None:
-            self.meter.sent(samples)
         return encoder.encode(samples) + encoder.finish()
 
     def _whole_choice(self, index: int, choice: Choice) -> dict[str, Any]:

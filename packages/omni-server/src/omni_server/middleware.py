@@ -66,8 +66,10 @@ class ApiKeyMiddleware:
             await error_response(401, message, headers=headers)(scope, receive, send)
 
     def _is_open(self, scope: Scope) -> bool:
-        path: str = scope["path"]
-        return path.removeprefix(scope.get("root_path", "").rstrip("/")) in OPEN_PATHS
+        full: str = scope["path"]
+        path = full.removeprefix(scope.get("root_path", "").rstrip("/"))
+        # The page is the same for everybody; a browser could not send a key to get it.
+        return path in OPEN_PATHS or path == "/ui" or path.startswith("/ui/")
 
     def _knows(self, key: str) -> bool:
         digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

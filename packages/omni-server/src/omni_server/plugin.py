@@ -31,6 +31,7 @@ def omni_routes(context: ServerContext) -> Iterable[BaseRoute]:
         configuration,
         metrics,
         operations,
+        page,
         profiler,
         realtime,
         speech,
@@ -52,5 +53,6 @@ def omni_routes(context: ServerContext) -> Iterable[BaseRoute]:
         chat,
         transcriptions,
         realtime,
+        page,
     )
     return [route for module in modules for route in module.routes(context)]
