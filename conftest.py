@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,16 @@ if importlib.util.find_spec("hypothesis") is not None:
     # A busy machine is no fault of the code, so that no example has a deadline.
     settings.register_profile("omni", deadline=None, print_blob=True)
     settings.load_profile("omni")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _run_dir() -> Iterator[None]:
+    """Give engines that tests start without a server a folder for sockets and rendezvous files, which vLLM never removes."""
+    # Not below pytest's own folder: the path of a socket has 107 bytes at most.
+    with tempfile.TemporaryDirectory(prefix="ort-") as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMNI_RUN_DIR", folder)
+        patch.setenv("VLLM_RPC_BASE_PATH", folder)
+        yield
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -147,7 +147,8 @@ def wheels_of_one_family(session: nox.Session) -> None:
     session.install("--quiet", "--no-deps", "--no-index", "--find-links", str(dist), *packages)
     others.mkdir()
     for path in _site_packages(Path(SHARED_PYTHON).parents[1]).iterdir():
-        if not path.name.startswith(("omni_", "__editable__", "pip", "_editable")):
+        # torchvision is there for models of images alone, and on a CPU it needs help that a link does not bring.
+        if not path.name.startswith(("omni_", "__editable__", "pip", "_editable", "torchvision")):
             (others / path.name).symlink_to(path)
     (_site_packages(Path(session.virtualenv.location)) / "others.pth").write_text(f"{others}\n")
     script = str(ROOT / "scripts" / "serve_from_wheels.py")

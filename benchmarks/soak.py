@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/soak.py [--minutes 10] [--clients 16] [--model DIR] [--json]
 
-Prints for each process of the server its resident memory and the slope of a line through it, without the first fifth of the
+Prints for each process of the server its resident memory and the slope of a line through it, without the first half of the
 time, and the numbers of open files; for each table its largest size and its size at the end, which must be 0. Ends with 1 if a
 table is not empty, a request failed, or a process grew by more than `MOST_GROWTH` over the time that was measured.
 """
@@ -33,7 +33,8 @@ from omni_server.testing import RunningServer, serve
 SAMPLE_S = 5.0
 SETTLE_S = 30.0
 """Longest wait for the tables to be empty at the end."""
-WARM_UP = 0.2
+WARM_UP = 0.5
+"""The first half fills what has a limit: KV blocks are touched, kernels are kept for each size of a batch."""
 ARGUMENTS = ("--kv-cache-memory-bytes", str(64 << 20))
 """A KV cache is touched block by block; a large one would look like growth for as long as there are fresh blocks."""
 MOST_GROWTH = 0.02
@@ -214,13 +215,13 @@ def _growths(samples: Sequence[Sample]) -> list[Growth]:
     """Return each process's growth behind the warm-up."""
     end = samples[-1].seconds
     kept = [sample for sample in samples if sample.seconds >= WARM_UP * end]
-    tenth = max(1, len(kept) // 10)
+    quarter = max(1, len(kept) // 4)
     growths = []
     for process in kept[0].rss:
         points = [(s.seconds / 60, s.rss[process] / MIB, s.files[process]) for s in kept if process in s.rss]
         minutes, sizes = [point[0] for point in points], [point[1] for point in points]
         slope = statistics.linear_regression(minutes, sizes).slope if len(points) > 1 else 0.0
-        first, last = statistics.median(sizes[:tenth]), statistics.median(sizes[-tenth:])
+        first, last = statistics.median(sizes[:quarter]), statistics.median(sizes[-quarter:])
         growths.append(Growth(process, first, last, slope, points[0][2], points[-1][2]))
     return growths
 

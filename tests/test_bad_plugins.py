@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -35,20 +36,11 @@ BAD = {
 }
 
 
-def _install(site: Path, name: str, code: str, requirement: str = "omni-core>=0.1") -> None:
-    module = name.replace("-", "_")
-    folder = site / f"{module}-9.9.dist-info"
-    folder.mkdir(parents=True)
-    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 9.9\nRequires-Dist: {requirement}\n")
-    (folder / "entry_points.txt").write_text(f"[omni]\n{module} = {module}\n")
-    (site / f"{module}.py").write_text(code)
-
-
 @pytest.fixture
-def site(tmp_path: Path) -> Path:
+def site(tmp_path: Path, plant: Callable[..., None]) -> Path:
     """A folder for planted distributions, with the good one in it."""
     folder = tmp_path / "site"
-    _install(folder, "good-plugin", HEAD + PIPELINE.format(key="good_pipeline"))
+    plant(folder, "good-plugin", HEAD + PIPELINE.format(key="good_pipeline"))
     return folder
 
 
@@ -65,10 +57,10 @@ def _reports(site: Path) -> dict[str, dict[str, Any]]:
 
 
 @pytest.fixture
-def bad_site(site: Path) -> Path:
+def bad_site(site: Path, plant: Callable[..., None]) -> Path:
     """The folder with every bad plugin beside the good one."""
     for name, (code, _, _) in BAD.items():
-        _install(site, name, code, "omni-core<0.1" if name == "eee-stale" else "omni-core>=0.1")
+        plant(site, name, code, "omni-core<0.1" if name == "eee-stale" else "omni-core>=0.1")
     return site
 
 
@@ -101,8 +93,8 @@ def test_strict_is_content_with_good_plugins(site: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_clash_names_both_distributions(site: Path) -> None:
-    _install(site, "rival-plugin", HEAD + PIPELINE.format(key="good_pipeline"))
+def test_a_clash_names_both_distributions(site: Path, plant: Callable[..., None]) -> None:
+    plant(site, "rival-plugin", HEAD + PIPELINE.format(key="good_pipeline"))
 
     done = _omni(site, "pipelines")
 
@@ -112,8 +104,8 @@ def test_a_clash_names_both_distributions(site: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_blocked_plugin_is_not_imported(site: Path) -> None:
-    _install(site, "blocked-plugin", "raise AssertionError('must not be imported')\n")
+def test_a_blocked_plugin_is_not_imported(site: Path, plant: Callable[..., None]) -> None:
+    plant(site, "blocked-plugin", "raise AssertionError('must not be imported')\n")
 
     env = {**os.environ, "PYTHONPATH": str(site), "OMNI_DISABLE_PLUGINS": "blocked-plugin"}
     command = [sys.executable, "-m", "omni_core", "plugins", "--json"]
@@ -122,8 +114,8 @@ def test_a_blocked_plugin_is_not_imported(site: Path) -> None:
     assert {r["name"]: r["status"] for r in json.loads(done.stdout)}["blocked-plugin"] == "blocked"
 
 
-def test_a_distribution_met_twice_on_the_path_is_one_plugin(site: Path, tmp_path: Path) -> None:
-    _install(tmp_path / "again", "good-plugin", HEAD + PIPELINE.format(key="good_pipeline"))
+def test_a_distribution_met_twice_on_the_path_is_one_plugin(site: Path, tmp_path: Path, plant: Callable[..., None]) -> None:
+    plant(tmp_path / "again", "good-plugin", HEAD + PIPELINE.format(key="good_pipeline"))
 
     env = {**os.environ, "PYTHONPATH": f"{site}{os.pathsep}{tmp_path / 'again'}"}
     command = [sys.executable, "-m", "omni_core", "plugins", "--json"]

@@ -80,6 +80,8 @@ def test_pages_have_commands() -> None:
 def parse(words: list[str]) -> argparse.Namespace:
     """Return a command's arguments as the program reads them."""
     entries = {entry.name: entry for _, offered in plugin_manager().collect("omni_commands") for entry in offered}
+    if " ".join(words[:2]) in entries:
+        words = [" ".join(words[:2]), *words[2:]]
     assert words[0] in entries, f"there is no command {words[0]}"
     command = cast("Command", load_target(entries[words[0]].target, where=words[0]))
     parser = cli.CommandParser(prog=f"omni {words[0]}")

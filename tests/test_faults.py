@@ -34,8 +34,10 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(600)]
 SOON_S = 20.0
 """Within this time a client hears of a fault that is noticed at once."""
 SILENCE_S = 60.0
-"""Within this time of one that is noticed by silence: 30 s of missing heartbeats, or the stall timeout."""
+"""Within this time of one that is noticed by silence: by missing heartbeats, or the stall timeout."""
 STALL_TIMEOUT_S = 8
+HEARTBEAT_TIMEOUT_S = 24
+"""So much longer than the stall timeout that clients hear of a stopped stage before it is replaced."""
 BACK_S = 180.0
 """Within this time a stage is back on a busy machine."""
 
@@ -53,6 +55,7 @@ ROLES = ("server", "fork server", "stage 0", "engine core", "stage 1")
 
 
 PAUSE_S = 0.1
+FAULTY = Path(__file__).parent / "faulty" / "faulty_connector.py"
 
 
 def _until(condition: Callable[[], object], what: str, timeout_s: float = SOON_S) -> None:
@@ -70,6 +73,8 @@ class Bench:
     server: RunningServer
     traces: Any
     pool: ThreadPoolExecutor
+    fault: Path = Path("/nonexistent")
+    """What goes wrong with shared memory (faulty/faulty_connector.py), while there is such a file."""
     expected: bytes = b""
     """The answer to SHORT."""
     at_start: list[str] = field(default_factory=list)
@@ -194,14 +199,19 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
 
 
 @pytest.fixture(scope="module")
-def bench(tiny: Callable[[str], Path], module_traces: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    log = tmp_path_factory.mktemp("faults") / "serve.log"
-    arguments = (*ARGUMENTS, "--stall-timeout", str(STALL_TIMEOUT_S))
+def bench(
+    tiny: Callable[[str], Path], module_traces: Any, tmp_path_factory: pytest.TempPathFactory, plant: Callable[..., None]
+) -> Iterator[Bench]:
+    folder = tmp_path_factory.mktemp("faults")
+    arguments = (*ARGUMENTS, "--stall-timeout", str(STALL_TIMEOUT_S), "--stage-heartbeat-timeout", str(HEARTBEAT_TIMEOUT_S))
+    plant(folder / "site", "faulty-connector", FAULTY.read_text())
+    connector = ("--set", "connectors.connector_of_shared_memory.name=FaultyConnector")
+    env = {**module_traces.env, "WORKSPACE_FAULT": str(folder / "fault"), "PYTHONPATH": str(folder / "site")}
     with (
-        serve(tiny("custom_voice"), *arguments, log=log, env=module_traces.env) as server,
+        serve(tiny("custom_voice"), *arguments, *connector, log=folder / "serve.log", env=env) as server,
         ThreadPoolExecutor(8) as pool,
     ):
-        bench = Bench(server, module_traces, pool)
+        bench = Bench(server, module_traces, pool, folder / "fault")
         answer = bench.post(SHORT, 60)
         assert answer.status_code == 200, answer.text
         bench.expected, bench.at_start = answer.content, bench.roles()
@@ -270,23 +280,28 @@ def test_a_killed_fork_server_costs_nothing_and_the_next_stage_gets_a_new_one(
     report("SIGKILL fork server, mid-stream; then stage 1", "the whole stream", None, "200; 503, then 200", afterwards)
 
 
-@pytest.mark.parametrize("role", ["stage 0", "stage 1"])
+@pytest.mark.parametrize("role", ["stage 0", "engine core", "stage 1"])
 def test_a_stopped_stage_is_noticed_by_its_silence_and_restarted(bench: Bench, report: Callable[..., None], role: str) -> None:
     endings = bench.begin_all(SILENCE_S)
     stopped = bench.process(role)
 
     stopped.send_signal(signal.SIGSTOP)
 
-    # The stall timeout is shorter here than the silence that ends a stage, so the clients hear of it first.
-    seconds = _check_endings(endings, f"{role} ", 504)
+    seconds = _check_endings(endings, "stage 1 " if role == "stage 1" else "stage 0 ", 504)
     _until(lambda: bench.health().status_code == 503, "health to tell", SILENCE_S)
     assert "silent" in bench.health().json()["reason"]
     _until(lambda: all_gone([stopped]), "the stopped process to be killed")
     client = "stream cut off, events end with `error`, whole file 504"
-    report(f"SIGSTOP {role}, mid-stream", client, seconds, "503 after 30 s of silence, then 200", bench.check_whole())
+    report(
+        f"SIGSTOP {role}, mid-stream",
+        client,
+        seconds,
+        f"503 after {HEARTBEAT_TIMEOUT_S} s of silence, then 200",
+        bench.check_whole(),
+    )
 
 
-def test_a_stopped_engine_core_fails_what_waits_for_it(bench: Bench, report: Callable[..., None]) -> None:
+def test_an_engine_core_that_stops_for_a_while_fails_what_waits_for_it(bench: Bench, report: Callable[..., None]) -> None:
     endings = bench.begin_all(SILENCE_S)
     core = bench.process("engine core")
 
@@ -297,6 +312,34 @@ def test_a_stopped_engine_core_fails_what_waits_for_it(bench: Bench, report: Cal
         core.send_signal(signal.SIGCONT)
     client = "stream cut off, events end with `error`, whole file 504"
     report("SIGSTOP engine core, then SIGCONT", client, seconds, "200", bench.check_whole())
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [("full", "there is no memory for a payload: [Errno 27] File too large"), ("drop", "fetched or cleaned up before")],
+    ids=["no shared memory", "a lost chunk"],
+)
+def test_a_fault_between_two_stages_costs_the_requests_that_meet_it(
+    bench: Bench, report: Callable[..., None], fault: str, said: str
+) -> None:
+    """B09, B17."""
+    bench.fault.write_text(fault)
+    began = time.monotonic()
+    try:
+        endings = {delivery: bench.begin(delivery, SOON_S) for delivery in ("whole", "events") if fault == "drop"}
+        endings = endings or {"whole": bench.begin("whole", SOON_S)}
+        told = {delivery: ending.result(SOON_S) for delivery, ending in endings.items()}
+        seconds = time.monotonic() - began
+        # What a stage's own work needs no memory for goes on.
+        assert bench.health().status_code == 200
+    finally:
+        bench.fault.unlink()
+
+    assert told["whole"].startswith("500 "), told
+    assert all(said in text for text in told.values()), told
+    client = "whole file 500" + (", events end with `error`" if "events" in told else "")
+    what = {"full": "the kernel refuses shared memory", "drop": "a chunk is lost between the stages"}[fault]
+    report(f"{what}, mid-stream" if fault == "drop" else what, client, seconds, "200", bench.check_whole())
 
 
 class Leaver:
@@ -435,6 +478,34 @@ def _starting(model: Path, traces: Any) -> Iterator[subprocess.Popen[str]]:
             yield server
         finally:
             server.kill()
+
+
+def test_a_server_without_shared_memory_for_an_edge_says_so_and_ends(
+    tiny: Callable[[str], Path], traces: Any, report: Callable[..., None]
+) -> None:
+    """B17."""
+    # The kernel refuses memory above the limit as it does where the machine's is full.
+    limited = [
+        "prlimit",
+        f"--fsize={32 << 20}",
+        sys.executable,
+        "-m",
+        "omni_core",
+        "serve",
+        str(tiny("custom_voice")),
+        "--port",
+        "0",
+    ]
+    began = time.monotonic()
+
+    ended = subprocess.run(limited, capture_output=True, text=True, env={**os.environ, **traces.env}, timeout=120, check=False)
+
+    assert ended.returncode == 1, ended.stderr
+    said = ended.stderr[ended.stderr.index("error: ") :].splitlines()[0]
+    assert "there is no shared memory of 64 MiB for the edge" in said
+    traces.wait_until_gone()
+    seconds = time.monotonic() - began
+    report("no shared memory at the start", f"exit 1: {said}", seconds, "–", "no process, no shm, no file")
 
 
 @pytest.mark.parametrize("role", ["stage 0", "stage 1", "server"])

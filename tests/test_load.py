@@ -11,6 +11,8 @@ import base64
 import io
 import json
 import os
+import socket
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +25,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from omni_core.engine.heart import HEARTBEAT_S
 from omni_server.testing import RunningServer, serve
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -144,9 +147,14 @@ async def _one_by_one(url: str, bodies: Sequence[str]) -> dict[str, Wave]:
         return {body: await _ask(client, Ask(body, "whole"), None) for body in dict.fromkeys(bodies)}
 
 
-def _preemptions(server: RunningServer) -> float:
+def _metric(server: RunningServer, name: str) -> float:
+    """Return the sum of the series whose line begins with `name`."""
     lines = httpx.get(f"{server.url}/metrics", timeout=20).text.splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:num_preemptions_total"))
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
+
+
+def _preemptions(server: RunningServer) -> float:
+    return _metric(server, "vllm:num_preemptions_total")
 
 
 @contextmanager
@@ -226,3 +234,68 @@ def test_32_requests_that_push_each_other_out(checkpoint: Callable[[str], Path],
         _check_load(server, "voice_design")
 
         assert _preemptions(server) > 0
+
+
+FRAMES_SENT = 2000
+"""Of the request whose client stops: 8 MB, more than all buffers between it and the first stage hold."""
+BEATS = 3
+"""Heartbeats without news after which a stage has stopped."""
+
+
+@contextmanager
+def _reader_that_stops(server: RunningServer) -> Iterator[socket.socket]:
+    """Send a long request for a stream on a socket with little room, read its first bytes, and then nothing."""
+    url = httpx.URL(server.url)
+    sampling = [{"temperature": 0.0, "min_tokens": FRAMES_SENT}, {}]
+    fields = {"input": TEXTS[0], "response_format": "pcm", "stream_format": "audio", "max_new_tokens": FRAMES_SENT}
+    body = json.dumps({**fields, "sampling_params_list": sampling}).encode()
+    head = f"POST /v1/audio/speech HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.settimeout(60)
+        client.connect((url.host, url.port))
+        client.sendall(f"{head}\r\n\r\n".encode() + body)
+        assert client.recv(64).startswith(b"HTTP/1.1 200")
+        yield client
+
+
+def _wait_for_standstill(server: RunningServer) -> float:
+    """Return the tokens that the first stage has made when it makes no more, although its request runs."""
+    made, unchanged, deadline = -1.0, 0, time.monotonic() + 120
+    while unchanged < BEATS * HEARTBEAT_S:
+        assert time.monotonic() < deadline, f"the stage goes on, {made:.0f} tokens so far"
+        time.sleep(1.0)
+        now = _metric(server, "omni_tokens_total")
+        made, unchanged = now, unchanged + 1 if now == made and now > 0 else 0
+    assert _metric(server, "omni_requests_running ") == 1
+    return made
+
+
+def test_a_reader_that_stops_stops_its_own_request_alone(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    bodies = _bodies("custom_voice")[:8]
+    # A window counts pieces, and small ones fill it sooner.
+    small = ("--set", "connectors.connector_of_shared_memory.extra.codec_chunk_frames=5")
+    with _serving(checkpoint("custom_voice"), tmp_path, "--max-num-seqs", "4", *small) as server:
+        alone = asyncio.run(_one_by_one(server.url, bodies))
+        before = _metric(server, "omni_tokens_total")
+        with _reader_that_stops(server) as client:
+            made = _wait_for_standstill(server) - before
+            assert made < FRAMES_SENT
+            resident = _metric(server, "omni_process_resident_bytes")
+
+            waves = asyncio.run(_all_at_once(server.url, [Ask(body, "stream") for body in bodies]))
+
+            for body, wave in zip(bodies, waves, strict=True):
+                assert wave.shape == alone[body].shape
+                assert np.abs(wave.astype(int) - alone[body].astype(int)).max() <= ROUNDING
+            assert _wait_for_standstill(server) > 0
+            assert _metric(server, "omni_process_resident_bytes") < resident * 1.05
+            print(f"stopped behind {made:.0f} of {FRAMES_SENT} frames; {len(bodies)} neighbours were served")
+
+            # It reads on, and nothing of its own was lost.
+            rest = 0
+            while data := client.recv(1 << 20):
+                rest += len(data)
+                if data.endswith(b"0\r\n\r\n"):
+                    break
+        assert rest > FRAMES_SENT * FRAME * 2

@@ -14,23 +14,41 @@ import soundfile
 
 from omni_core import AsyncOmni, ReferenceAudio, SpeechPrompt
 
+PACKAGES = Path(__file__).resolve().parents[1] / "packages"
 GOLDEN = Path(os.environ.get("OMNI_GOLDEN", Path(__file__).resolve().parents[2] / "shared" / "golden"))
-SMALL = Path(__file__).resolve().parents[1] / "packages" / "omni-models-qwen" / "tests" / "data"
-FOLDERS = sorted(GOLDEN.glob("qwen3-tts-*")) or sorted(path.parent for path in SMALL.glob("*/golden.json"))
+FRAMES_PER_SECOND = 12.5
+
+
+def _folders(pattern: str, package: str) -> list[Path]:
+    small = (PACKAGES / package / "tests" / "data").glob(f"{pattern}/golden.json")
+    return sorted(GOLDEN.glob(pattern)) or sorted(path.parent for path in small)
+
+
+FOLDERS = _folders("qwen3-tts-*", "omni-models-qwen") + _folders("moss-tts-*", "omni-models-moss")
+
+
+def _recording(path: Path) -> ReferenceAudio:
+    samples, rate = soundfile.read(path, dtype="float32")
+    return ReferenceAudio(samples, rate)
 
 
 def _prompt(folder: Path, case: dict[str, Any]) -> SpeechPrompt:
-    request = case["request"]
-    reference = None
-    if "ref_audio" in request:
-        samples, rate = soundfile.read(folder / request["ref_audio"], dtype="float32")
-        reference = ReferenceAudio(samples, rate)
+    """Return a golden request, whose fields are those of the family's reference."""
+    request = dict(case["request"])
+    audio = request.get("ref_audio", request.get("audio"))
+    if request.get("mode") == "continuation":  # the words of the recording and the new ones are one text there
+        begin = request["text"].index("And now")
+        request["ref_text"], request["text"] = request["text"][:begin].strip(), request["text"][begin:]
     return SpeechPrompt(
         text=request["text"],
         voice=request.get("speaker"),
-        language=request["language"],
-        instructions=request.get("instruct"),
-        ref_audio=reference,
+        language=request.get("language"),
+        instructions=request.get("instruct", request.get("instruction")),
+        quality=request.get("quality"),
+        ambient_sound=request.get("ambient_sound"),
+        sound_event=request.get("sound_event"),
+        duration_seconds=request["tokens"] / FRAMES_PER_SECOND if "tokens" in request else None,
+        ref_audio=None if audio is None else _recording(folder / audio),
         ref_text=request.get("ref_text"),
         x_vector_only_mode=request.get("x_vector_only_mode"),
         non_streaming_mode=request.get("non_streaming_mode"),

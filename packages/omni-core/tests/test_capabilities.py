@@ -60,6 +60,12 @@ def test_mr_08_the_contracts_names_become_one_record() -> None:
     assert found.mtp.payload_key == "codes.audio"
 
 
+def test_the_width_of_rows_may_be_a_name_of_the_configuration() -> None:
+    found = read_capabilities(_model(**INPUTS, omni_ingest=_method, row_width="thinker_hidden_size"))
+
+    assert (found.gated_inputs, found.row_width) == (True, "thinker_hidden_size")
+
+
 def test_a_record_on_the_class_is_taken_as_it_is() -> None:
     record = ModelCapabilities(computes_inputs=True, row_width=8)
 
@@ -77,9 +83,11 @@ def test_a_record_on_the_class_is_taken_as_it_is() -> None:
         ({**PREDICTOR, "omni_record": None}, "`omni_record` is missing"),
         ({**PREDICTOR, "omni_embed": None}, "needs the input methods"),
         ({"omni_ingest": _method}, "gated inputs need"),
+        ({"capabilities": ModelCapabilities(constrains_sampling=True)}, "constrained sampling needs"),
+        ({**INPUTS, "capabilities": ModelCapabilities(computes_inputs=True, constrains_sampling=True)}, "`omni_constrain` is"),
         ({**PREDICTOR, "capabilities": ModelCapabilities()}, "both declared"),
     ],
-    ids=["key", "codes", "uniforms", "sampling", "mtp", "record", "embed", "gated", "both"],
+    ids=["key", "codes", "uniforms", "sampling", "mtp", "record", "embed", "gated", "constrained", "constrain", "both"],
 )
 def test_a_contradiction_is_refused_at_load_with_the_class_named(attributes: dict[str, Any], fact: str) -> None:
     with pytest.raises(ConfigError, match=fact) as caught:

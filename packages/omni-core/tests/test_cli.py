@@ -169,6 +169,20 @@ def test_command_of_a_broken_package_says_why(monkeypatch: pytest.MonkeyPatch, c
     assert "broken: in omni_commands: ImportError: libfoo" in capsys.readouterr().err
 
 
+def test_a_command_may_have_two_words(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(FakeCommand, "behaviour", staticmethod(lambda: 7), raising=False)
+    monkeypatch.setattr("omni_core.tiny.fake_command", FakeCommand(), raising=False)
+    entries = [
+        CommandEntry("bench", "measure", "no.such:thing"),
+        CommandEntry("bench fake", "more", "omni_core.tiny:fake_command"),
+    ]
+    use(monkeypatch, {"acme": make_plugin(omni_commands=entries)})
+
+    assert cli.main(["bench", "fake"]) == 7
+    assert cli.main(["--help"]) == 0
+    assert "bench fake  more" in capsys.readouterr().out
+
+
 def test_clash_stops_the_command_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     entry = CommandEntry("dance", "dance", "m:c")
     use(monkeypatch, {"acme": make_plugin(omni_commands=[entry]), "bolt": make_plugin(omni_commands=[entry])})

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from omni_core.client import AsyncOmni, Omni, as_speech_prompt, effective_sampling
+from omni_core.client import AsyncOmni, Omni, as_speech_prompt
 from omni_core.errors import DependencyError, NotFoundError, RequestError, ServiceError, StageStartError
 from omni_core.request import OmniOutput
 from omni_core.results import join_results
 from omni_core.speech import SpeechPrompt
 from omni_core.stage import ResolvedPipeline
+from omni_core.stage_sampling import effective_sampling
 from omni_core.testing.fakes import SAMPLE_RATE, make_audio
 from omni_core.testing.pipelines import fake_pipeline
 from omni_core.testing.waiting import async_wait_until

@@ -96,6 +96,19 @@ async def test_wrong_arguments_reach_no_stage(method: str, arguments: dict[str, 
     assert fake.calls == []
 
 
+async def test_prefix_caches_of_llms_alone_are_reset_and_one_that_is_not_tells() -> None:
+    """TT-07."""
+    fake = Fake(replicas={0: 2})
+    assert await fake.reset_prefix_cache() is True
+
+    fake.answers[0, "reset_prefix_cache"] = [True, False]
+
+    assert await fake.reset_prefix_cache(reset_running_requests=True) is False
+    assert fake.calls == [(0, "reset_prefix_cache")] * 2
+    with pytest.raises(UnsupportedError, match="no stage keeps"):
+        await fake.reset_prefix_cache([1])
+
+
 async def test_weight_updates_go_to_the_llms_that_have_a_backend() -> None:
     """WT-01: the configuration is pipeline-wide, and a stage that is no LLM has no use for it."""
     fake = Fake(engine_args={0: TRAINED, 1: TRAINED})

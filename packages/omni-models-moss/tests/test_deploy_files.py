@@ -16,6 +16,20 @@ from omni_models_moss import plugin
 Resolve = Callable[..., ResolvedPipeline]
 
 FILES = ("moss_tts_local", "moss_tts_local_npu_mrv2", "moss_tts_local_2npu", "moss_tts_local_3npu")
+OTHERS = {
+    "moss_tts_delay": ("moss_tts", {"temperature": 1.7, "top_p": 0.8, "top_k": 25, "repetition_penalty": 1.0}, 36 * 8 * 128),
+    "moss_tts_realtime": (
+        "moss_tts_realtime",
+        {"temperature": 0.8, "top_p": 0.6, "top_k": 30, "repetition_penalty": 1.1},
+        28 * 8 * 128,
+    ),
+    "moss_tts_nano": (
+        "moss_tts_nano",
+        {"temperature": 0.8, "top_p": 0.95, "top_k": 25, "repetition_penalty": 1.2},
+        12 * 12 * 64,
+    ),
+}
+"""The other pipelines, one file each: the talker's stage, its sampling, and keys of the released model in each position."""
 PLATFORMS = ("cuda", "cpu", "npu", "rocm", "xpu", "musa")
 GRAPHS = [1, 2, 4, 8, 16, 32, 64]
 UNSET = object()
@@ -131,7 +145,57 @@ def value_of(resolved: ResolvedPipeline, stage_id: int, name: str) -> Any:
 def test_the_bundle_has_these_files_and_no_others() -> None:
     (folder,) = plugin.omni_deploy_dirs()
 
-    assert {file.name for file in folder.iterdir()} == {f"{name}.yaml" for name in FILES}
+    assert {file.name for file in folder.iterdir()} == {f"{name}.yaml" for name in (*FILES, *OTHERS)}
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_other_pipelines_have_one_file_on_model_runner_v1(
+    name: str, platform: str, resolve: Resolve, caplog: pytest.LogCaptureFixture
+) -> None:
+    """MO-05."""
+    with caplog.at_level(logging.WARNING):
+        resolved = resolve(f"{name}.yaml", platform=platform, model_type=name)
+        default = resolve(platform=platform, model_type=name)
+
+    stage, sampling, _ = OTHERS[name]
+    talker, codec = resolved.stages
+    assert default.stages == resolved.stages
+    assert (talker.topology.model_stage, codec.topology.model_stage) == (stage, f"{stage}_codec")
+    assert {key: talker.sampling[key] for key in sampling} == sampling
+    assert (talker.model_runner, codec.model_runner, talker.async_chunk) == ("v1", "v1", True)
+    assert (resolved.warnings, caplog.messages) == ((), [])
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_kv_cache_on_cpu_holds_a_whole_request_of_each_released_model(name: str, resolve: Resolve) -> None:
+    args = resolve(f"{name}.yaml", platform="cpu", model_type=name).stages[0].engine_args
+
+    assert args["kv_cache_memory_bytes"] >= args["max_model_len"] * 2 * OTHERS[name][2] * 4
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_first_audio_of_the_talker_is_refused_where_there_is_none(name: str, resolve: Resolve, tmp_path: Path) -> None:
+    """MO-05."""
+    overlay = tmp_path / "mine.yaml"
+    overlay.write_text(
+        f"base_config: {name}.yaml\nconnectors: {{connector_of_shared_memory: {{extra: {{talker_first_audio: true}}}}}}\n"
+    )
+
+    with pytest.raises(ConfigError, match=f"the talker of {name} holds no decoder"):
+        resolve(overlay, model_type=name)
+
+
+def test_first_audio_of_the_talker_is_warned_about_where_its_kernels_are_not(resolve: Resolve, tmp_path: Path) -> None:
+    """MO-04."""
+    overlay = tmp_path / "mine.yaml"
+    overlay.write_text(
+        "base_config: moss_tts_local.yaml\nconnectors: {connector_of_shared_memory: {extra: {talker_first_audio: true}}}\n"
+    )
+
+    (warning,) = resolve(overlay, platform="npu").warnings
+
+    assert "talker_first_audio has no effect on npu" in warning
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)

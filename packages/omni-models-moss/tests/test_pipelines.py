@@ -1,18 +1,24 @@
-"""The pipelines of this package (section 25), how a checkpoint chooses one, and what cannot be started yet."""
+"""The pipelines of this package (section 25), and how a checkpoint chooses one."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from omni_core.client import AsyncOmni
-from omni_core.errors import DependencyError
+import omni_connectors.plugin
+from omni_core.deploy.memory import estimate_memory
+from omni_core.deploy.resolve import resolve_deployment
 from omni_core.pipeline import ExecutionType
+from omni_core.platforms import CPU, CUDA
 from omni_core.stage import ResolvedPipeline
 from omni_core.target import load_target
+from omni_core.testing.plugins import make_manager
 from omni_models_moss import plugin
+from omni_models_moss.delay.checkpoint import Kind, kind_of
 
 Resolve = Callable[..., ResolvedPipeline]
 
@@ -25,6 +31,7 @@ PIPELINES = {pipeline.model_type: pipeline for pipeline in plugin.omni_pipelines
         ("moss_tts_local", "moss_tts_local", {"detokenize": False, "stop_token_ids": [151645]}),
         ("moss_tts_delay", "moss_tts", {"detokenize": False}),
         ("moss_tts_realtime", "moss_tts_realtime", {"detokenize": False}),
+        ("moss_tts_nano", "moss_tts_nano", {"detokenize": False}),
     ],
 )
 def test_topology_is_that_of_the_contract(key: str, name: str, constraints: dict[str, Any]) -> None:
@@ -52,6 +59,7 @@ def test_every_target_can_be_loaded(key: str) -> None:
     for stage in PIPELINES[key].stages:
         for target in stage.targets.values():
             assert callable(load_target(target))
+    assert callable(load_target(PIPELINES[key].speech or ""))
 
 
 @pytest.mark.parametrize(
@@ -62,6 +70,10 @@ def test_every_target_can_be_loaded(key: str) -> None:
         ({"model_type": "moss_tts_delay"}, "moss_tts_delay"),
         ({"architectures": ["MossTTSDelayModel"]}, "moss_tts_delay"),
         ({"model_type": "moss_tts_realtime"}, "moss_tts_realtime"),
+        # The released config.json has no model_type of its own.
+        ({"architectures": ["MossTTSRealtime"], "rvq": 16, "text_pad": 151655}, "moss_tts_realtime"),
+        ({"model_type": "moss_tts_nano"}, "moss_tts_nano"),
+        ({"architectures": ["MossTTSNanoForCausalLM"], "auto_map": {}}, "moss_tts_nano"),
     ],
     ids=str,
 )
@@ -70,27 +82,77 @@ def test_checkpoint_chooses_its_pipeline(config: dict[str, Any], key: str, resol
     assert resolve(**config).config.model_type == key
 
 
-@pytest.mark.parametrize(
-    ("key", "architecture"),
-    [
-        ("moss_tts_delay", "MossTTSDelayModel"),
-        ("moss_tts_realtime", "MossTTSRealtime"),
-    ],
-)
-def test_start_of_a_stage_that_nobody_implements_ends_before_any_process(key: str, architecture: str, resolve: Resolve) -> None:
-    resolved = resolve(model_type=key)
+PUBLISHED = {
+    "OpenMOSS-Team/MOSS-TTS-Local-Transformer-v1.5": "moss_tts_local",
+    "OpenMOSS-Team/MOSS-TTS": "moss_tts_delay",
+    "OpenMOSS-Team/MOSS-TTS-v1.5": "moss_tts_delay",
+    "OpenMOSS-Team/MOSS-TTSD-v1.0": "moss_tts_delay",
+    "OpenMOSS-Team/MOSS-VoiceGenerator": "moss_tts_delay",
+    "OpenMOSS-Team/MOSS-SoundEffect": "moss_tts_delay",
+    "OpenMOSS-Team/MOSS-TTS-Realtime": "moss_tts_realtime",
+    "OpenMOSS-Team/MOSS-TTS-Nano": "moss_tts_nano",
+}
 
-    with pytest.raises(DependencyError, match=f"this version cannot run pipeline '{key}'") as caught:
-        AsyncOmni.from_resolved(resolved)
 
-    assert f"{architecture} of stage 0" in caught.value.message
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_repository_resolves_from_the_cache_by_its_name(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What is in the Hub's cache is found under the name, without the network."""
+    config = {"model_type": PUBLISHED[name], "architectures": [PIPELINES[PUBLISHED[name]].model_arch]}
+    commit = tmp_path / f"models--{name.replace('/', '--')}" / "snapshots" / ("0" * 40)
+    commit.mkdir(parents=True)
+    (commit / "config.json").write_text(json.dumps(config))
+    (commit.parents[1] / "refs").mkdir()
+    (commit.parents[1] / "refs" / "main").write_text("0" * 40)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    manager = make_manager({"omni-connectors": omni_connectors.plugin, "omni-models-moss": plugin})
+
+    resolved = resolve_deployment(name, manager=manager, platform=CPU)
+
+    assert resolved.config.model_type == PUBLISHED[name]
+
+
+def test_what_a_checkpoint_is_for_follows_from_the_name_it_was_asked_for_by_or_has() -> None:
+    assert [kind_of(name) for name in PUBLISHED if PUBLISHED[name] == "moss_tts_delay"] == [
+        Kind.TTS,
+        Kind.TTS,
+        Kind.DIALOGUE,
+        Kind.VOICE,
+        Kind.SOUND,
+    ]
+    assert kind_of("/models/moss_tts_delay") is Kind.TTS
+    assert kind_of("/models/mine", "OpenMOSS-Team/MOSS-SoundEffect") is Kind.SOUND
+    assert kind_of("/models/moss_voice_generator", "OpenMOSS-Team/MOSS-TTS") is Kind.VOICE
 
 
 @pytest.mark.engine
-def test_local_can_be_started(resolve: Resolve) -> None:
-    talker, codec = resolve(platform="cpu").stages
+@pytest.mark.parametrize("key", PIPELINES)
+def test_every_pipeline_can_be_started(key: str, resolve: Resolve) -> None:
+    talker, codec = resolve(platform="cpu", model_type=key).stages
 
     assert (talker.runner, codec.runner) != ("", "")
-    assert talker.architecture_target == "omni_models_moss.local.talker:MossTTSLocalTalker"
     assert codec.architecture_target == "omni_models_moss.code2wav:MossTTSCodecDecoder"
     assert all(callable(load_target(stage.architecture_target or "")) for stage in (talker, codec))
+
+
+@pytest.mark.parametrize("key", PIPELINES)
+def test_the_codec_has_a_folder_of_its_own(key: str) -> None:
+    """So that `omni config memory` counts its weights and not the talker's."""
+    talker, codec = PIPELINES[key].stages
+
+    assert (talker.model_subdir, codec.model_subdir) == (None, "audio_tokenizer")
+
+
+@pytest.mark.parametrize("key", PIPELINES)
+def test_the_memory_of_both_stages_is_known_before_they_start(key: str, tiny: Callable[..., Path]) -> None:
+    manager = make_manager({"omni-connectors": omni_connectors.plugin, "omni-models-moss": plugin})
+    folder = tiny(key)
+
+    (device,) = estimate_memory(resolve_deployment(folder, manager=manager, platform=CUDA), None)
+
+    talker, codec = device.shares
+    assert codec.what == "audio_tokenizer/"
+    assert 0 < codec.weights < (folder / "audio_tokenizer" / "model.safetensors").stat().st_size
+    assert talker.weights > codec.weights

@@ -21,7 +21,6 @@ def test_the_plugin_loads_and_offers_pipelines_and_deploy_files() -> None:
         "omni_architectures",
         "omni_hf_configs",
         "omni_deploy_dirs",
-        "omni_stage_runner",
         "omni_config_resolved",
         "omni_tiny_models",
     }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import multiprocessing.util
 import os
 import wave
 from collections.abc import Callable, Iterator, Mapping
@@ -27,7 +29,13 @@ from omni_core.testing.plugins import make_manager
 from omni_models_qwen.qwen3_tts.pipeline import QWEN3_TTS
 
 HERE = Path(__file__).parent
-VARIANTS = ("custom_voice", "base", "voice_design")
+GOLDEN = {
+    "qwen3_tts": ("qwen3-tts-custom_voice", "qwen3-tts-base", "qwen3-tts-voice_design"),
+    "qwen2_5_omni": ("qwen2.5-omni",),
+    "qwen3_omni": ("qwen3-omni-moe",),
+    "omni_chat": ("qwen3-omni-moe", "qwen2.5-omni"),
+}
+"""Golden folders by the folder of the tests that read them; the first one is in `data/`, too, with fewer cases."""
 
 
 @cache
@@ -84,19 +92,21 @@ def _golden_roots() -> Iterator[Path]:
             yield Path(place)
 
 
-def _folders() -> list[tuple[Path, bool]]:
-    """Return the golden folders, and for each whether it is outside this package."""
+def _folders(tests: str) -> list[tuple[Path, bool]]:
+    """Return the golden folders of a folder of tests, and for each whether it is outside this package."""
+    names = GOLDEN.get(tests, GOLDEN["qwen3_tts"])
     root = next(_golden_roots(), None)
-    shared = [root / f"qwen3-tts-{variant}" for variant in VARIANTS] if root else []
-    return [(HERE / "data" / "qwen3-tts-custom_voice", False), *((folder, True) for folder in shared if folder.is_dir())]
+    shared = [root / name for name in names] if root else []
+    return [(HERE / "data" / names[0], False), *((folder, True) for folder in shared if folder.is_dir())]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run a test with the argument `case` for every golden case, and one with `golden_folder` for every folder."""
+    folders = _folders(metafunc.definition.path.parent.name)
     if "golden_folder" in metafunc.fixturenames:
         params = [
             pytest.param(folder, id=("shared-" if shared else "") + folder.name, marks=[pytest.mark.golden] * shared)
-            for folder, shared in _folders()
+            for folder, shared in folders
         ]
         metafunc.parametrize("golden_folder", params, scope="module")
     if "case" in metafunc.fixturenames:
@@ -106,7 +116,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
                 id=f"{'shared-' if shared else ''}{folder.name}-{record['id']}",
                 marks=[pytest.mark.golden] * shared,
             )
-            for folder, shared in _folders()
+            for folder, shared in folders
             for record in _load(folder)[0]["cases"]
         ]
         metafunc.parametrize("case", params)
@@ -149,6 +159,74 @@ def stage_of() -> Callable[..., ResolvedStage]:
     return make
 
 
+@pytest.fixture
+def inference() -> Iterator[None]:
+    """Run a test as the light runner runs a model: one thread, no gradients."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with torch.inference_mode():
+        yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def engine_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a test start engines: quiet, on one thread, forked from a process that pays once for the imports."""
+    # An engine's start sets these in this process; they must not reach the next test.
+    for name in ("VLLM_USE_V2_MODEL_RUNNER", "VLLM_ALLOW_LONG_MAX_MODEL_LEN", "VLLM_NO_USAGE_STATS"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
+    multiprocessing.util.get_temp_dir()  # the server's socket is in it, so it must outlive a test's own folder
+    multiprocessing.set_forkserver_preload(["omni_core.engine.ar.preload"])
+
+
+@pytest.fixture(scope="module")
+def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """vLLM's layers ask for their rank; here there is one."""
+    import torch
+    from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.distributed import (
+        destroy_distributed_environment,
+        destroy_model_parallel,
+        init_distributed_environment,
+        initialize_model_parallel,
+    )
+
+    torch.set_num_threads(1)
+    place = tmp_path_factory.mktemp("rank") / "store"
+    with set_current_vllm_config(VllmConfig()):
+        init_distributed_environment(1, 0, f"file://{place}", 0, "gloo")
+        initialize_model_parallel(1, 1)
+    yield
+    destroy_model_parallel()
+    destroy_distributed_environment()
+
+
+@pytest.fixture(scope="module")
+def unloaded(one_rank: None) -> Callable[[ResolvedStage], Any]:
+    """Return a stage's model without its weights, in this process."""
+    import torch
+    from vllm.config import set_current_vllm_config
+    from vllm.utils.torch_utils import set_default_torch_dtype
+
+    from omni_core.engine.ar.engine_args import build_engine_args
+    from omni_core.engine.ar.model_class import capabilities_of, load_model_class
+    from omni_core.engine.vllm_plugin import register
+
+    def make(stage: ResolvedStage) -> Any:
+        register()
+        assert stage.architecture_target is not None
+        kind = load_model_class(stage.architecture, stage.architecture_target, where="test")
+        config = build_engine_args(stage, capabilities_of(kind)).create_engine_config()
+        with set_current_vllm_config(config), set_default_torch_dtype(torch.float32):
+            return kind(vllm_config=config)
+
+    return make
+
+
 @pytest.fixture(scope="session")
 def plugins() -> PluginManager:
     """Core, the connectors and this package, whatever else is installed."""
@@ -176,3 +254,24 @@ def resolve(tmp_path: Path, plugins: PluginManager) -> Callable[..., ResolvedPip
         return resolve_deployment(model, deploy_config=deploy, manager=manager or plugins, platform=found, **options)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def conversation_of() -> Callable[[GoldenCase], dict[str, Any]]:
+    """Return an omni model's golden case as the Python API takes it, its files as bytes."""
+
+    def make(case: GoldenCase) -> dict[str, Any]:
+        files, messages = {}, []
+        for number, message in enumerate(case.request["messages"]):
+            parts = []
+            for index, part in enumerate(message["content"]):
+                kind = {"audio": "input_audio", "image": "image_url"}.get(part["type"])
+                if kind is not None:
+                    place = f"messages[{number}].content[{index}].{kind}"
+                    files[place] = (case.folder / part[part["type"]]).read_bytes()
+                    part = {"type": kind, kind: {"url": place}}
+                parts.append(part)
+            messages.append({"role": message["role"], "content": parts})
+        return {"chat": {"messages": messages}, "media": files}
+
+    return make

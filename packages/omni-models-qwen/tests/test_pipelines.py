@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from omni_core.client import AsyncOmni
-from omni_core.errors import ConfigError, DependencyError
+from omni_core.errors import ConfigError
 from omni_core.pipeline import ExecutionType, PipelineConfig
 from omni_core.stage import ResolvedPipeline
 from omni_core.target import load_target
@@ -151,28 +149,13 @@ def test_qwen2_5_omni_cannot_stream(resolve: Resolve) -> None:
         resolve("qwen2_5_omni", flags={"async_chunk": True})
 
 
-@pytest.mark.parametrize(
-    ("model_type", "stage", "architecture"),
-    [
-        ("qwen2_5_omni", "1 (talker)", "Qwen2_5OmniTalkerForConditionalGeneration"),
-        ("qwen3_omni_moe", "1 (talker)", "Qwen3OmniMoeTalkerForConditionalGeneration"),
-    ],
-)
-def test_start_of_a_stage_that_nobody_implements_ends_before_any_process(
-    model_type: str, stage: str, architecture: str, resolve: Resolve
-) -> None:
-    resolved = resolve(model_type)
+@pytest.mark.parametrize("key", PIPELINES)
+def test_every_stage_has_a_class_and_a_runner(key: str, resolve: Resolve) -> None:
+    config = {"enable_audio_output": False} if key == "qwen3_omni_moe_thinker_only" else {}
+    name = key.removesuffix("_thinker_only").removesuffix("_fused")
+    stages = resolve(name, config=config).stages
 
-    with pytest.raises(DependencyError, match="this version cannot run pipeline") as caught:
-        AsyncOmni.from_resolved(resolved)
-
-    assert f"{architecture} of stage {stage}" in caught.value.message
-
-
-def test_a_plugin_with_the_architecture_makes_the_stage_run(resolve: Resolve) -> None:
-    stage = resolve("qwen3_omni_moe").stages[2]
-    assert plugin.omni_stage_runner(stage, None) is not None  # type: ignore[arg-type]
-
-    able = replace(stage, architecture_target="omni_core.testing.fakes:SumVocoder")
-
-    assert plugin.omni_stage_runner(able, None) is None  # type: ignore[arg-type]
+    assert all(stage.runner for stage in stages)
+    assert [stage.architecture_target is None for stage in stages] == [
+        stage.topology.model_stage == "thinker" for stage in stages
+    ]

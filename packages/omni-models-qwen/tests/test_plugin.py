@@ -35,11 +35,26 @@ def test_default_deploy_files_are_in_the_offered_folder() -> None:
 
 
 def test_plugin_names_the_configuration_and_the_tiny_checkpoints() -> None:
-    (tiny,) = plugin.omni_tiny_models()
+    tiny = {entry.name: entry for entry in plugin.omni_tiny_models()}
 
     find_module(plugin.omni_hf_configs()["qwen3_tts"])
-    find_module(tiny.target)
-    assert tiny.variants == ("custom_voice", "base", "voice_design")
+    for entry in tiny.values():
+        find_module(entry.target)
+    assert tiny["qwen3_tts"].variants == ("custom_voice", "base", "voice_design")
+    assert tiny["qwen3_omni_moe"].variants == ("instruct", "thinking")
+
+
+def test_states_are_captured_of_vllms_thinkers_alone() -> None:
+    name = "Qwen3OmniMoeThinkerForConditionalGeneration"
+    theirs = type(name, (), {"__module__": "vllm.model_executor.models.qwen3_omni_moe_thinker"})
+
+    found = plugin.omni_model_capabilities(theirs)
+
+    assert found is not None
+    assert found.capture is not None
+    find_module(found.capture.target)
+    assert plugin.omni_model_capabilities(type(name, (), {"__module__": "another.package"})) is None
+    assert plugin.omni_model_capabilities(type("Other", (), {"__module__": "vllm.models"})) is None
 
 
 def test_loading_the_plugin_imports_nothing_heavy() -> None:
@@ -72,6 +87,11 @@ def _stages(pipeline: str, **options: object) -> tuple[SimpleNamespace, ...]:
 def test_a_wrong_chunk_option_is_an_error_before_anything_starts() -> None:
     with pytest.raises(ConfigError, match="did you mean codec_chunk_frames"):
         plugin.omni_config_resolved(_stages("qwen3_tts", codec_chunk_frame=25))  # type: ignore[arg-type]
+
+
+def test_a_codec_that_hears_nothing_before_a_window_is_refused() -> None:
+    with pytest.raises(ConfigError, match="codec_left_context_frames 0 would leave a gap"):
+        plugin.omni_config_resolved(_stages("qwen3_omni_moe", codec_left_context_frames=0))  # type: ignore[arg-type]
 
 
 def test_options_of_other_pipelines_are_theirs() -> None:

@@ -1,24 +1,24 @@
-"""Shared memory cannot shrink, and a payload is read only while it is there."""
+"""Shared memory cannot shrink, and a payload is taken once, and only while it is there."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
-from omni_connectors.shm import memory
-from omni_connectors.shm.memory import SLOT_HEADER, Arena, check_memory, create_memory, map_payload, write_payload
+from omni_connectors.shm.memory import AREA_HEADER, SLOT_HEADER, Area, check_memory, create_memory
 from omni_core.connector import ConnectorError, PayloadNotReady
 from omni_core.payload import EncodedPayload, decode_payload
 
+CONNECTION = 3
+
 
 @pytest.fixture
-def arena() -> Iterator[Arena]:
-    arena = Arena.create(1 << 16)
-    yield arena
-    arena.close()
+def area() -> Iterator[Area]:
+    area = Area.create(1 << 16)
+    yield area
+    area.close()
 
 
 def test_memory_can_neither_shrink_nor_grow() -> None:
@@ -51,72 +51,112 @@ def test_a_file_is_refused(tmp_path) -> None:
         os.close(fd)
 
 
-def test_memory_of_another_size_than_the_handle_says_is_refused() -> None:
-    fd = create_memory("test", 4096)
+def test_a_payload_is_taken_once(area: Area) -> None:
+    payload = EncodedPayload({"x": 1})
+    area.write(1024, 77, payload)
+    assert area.taker(1024, 77) is None
+
+    view = area.take(1024, 77, payload.nbytes, CONNECTION)
+
+    assert decode_payload(view.data) == {"x": 1}
+    assert area.taker(1024, 77) == CONNECTION
+    assert not area.given_back(1024, 77)
+    with pytest.raises(PayloadNotReady):
+        area.take(1024, 77, payload.nbytes, CONNECTION)
+
+
+def test_a_payload_that_was_given_back_is_not_taken_again(area: Area) -> None:
+    payload = EncodedPayload({"x": 1})
+    area.write(0, 5, payload)
+    area.take(0, 5, payload.nbytes, CONNECTION)
+
+    assert area.give_back(0, 5) is False
+
+    assert area.given_back(0, 5)
+    with pytest.raises(PayloadNotReady):
+        area.take(0, 5, payload.nbytes, CONNECTION)
+
+
+def test_whoever_gives_back_hears_whether_the_sender_waits(area: Area) -> None:
+    area.want_news(True)
+
+    assert area.give_back(0, 5) is True
+
+
+def test_a_retracted_or_replaced_payload_is_not_taken(area: Area) -> None:
+    payload = EncodedPayload({"x": 1})
+    area.write(0, 5, payload)
+    area.retract(0)
+    with pytest.raises(PayloadNotReady):
+        area.take(0, 5, payload.nbytes, CONNECTION)
+
+    area.write(0, 6, payload)
+    with pytest.raises(PayloadNotReady):
+        area.take(0, 5, payload.nbytes, CONNECTION)
+    assert decode_payload(area.take(0, 6, payload.nbytes, CONNECTION).data) == {"x": 1}
+
+
+def test_a_payload_that_is_retracted_while_it_is_taken_is_given_back(area: Area) -> None:
+    payload = EncodedPayload({"x": 1})
+    area.write(0, 5, payload)
+    words = area._words
+
+    class Words:
+        """Retracts as soon as the payload is marked."""
+
+        def __getitem__(self, index: int) -> int:
+            return words[index]
+
+        def __setitem__(self, index: int, value: int) -> None:
+            words[index] = value
+            area_word = AREA_HEADER // 8
+            words[area_word] = 0
+
+    area._words = Words()  # type: ignore[assignment]
     try:
-        for nbytes in (4000, 5000):
-            with pytest.raises(ConnectorError):
-                map_payload(fd, nbytes)
+        with pytest.raises(PayloadNotReady, match="while it was taken"):
+            area.take(0, 5, payload.nbytes, CONNECTION)
     finally:
-        os.close(fd)
+        area._words = words
 
-
-def test_a_payload_of_its_own_memory_outlives_the_descriptor() -> None:
-    payload = EncodedPayload({"x": b"y" * 100})
-    fd = create_memory("test", payload.nbytes)
-    write_payload(fd, payload)
-
-    view = map_payload(fd, payload.nbytes)
-    os.close(fd)
-
-    assert decode_payload(view) == {"x": b"y" * 100}
-
-
-def test_a_slot_is_read_once(arena: Arena) -> None:
-    payload = EncodedPayload({"x": 1})
-    arena.write(1024, 77, payload)
-
-    assert decode_payload(arena.consume(1024, 77, payload.nbytes)) == {"x": 1}
-    assert arena.consumed(1024, 77)
-    with pytest.raises(PayloadNotReady):
-        arena.consume(1024, 77, payload.nbytes)
-
-
-def test_a_retracted_or_replaced_payload_is_not_read(arena: Arena) -> None:
-    payload = EncodedPayload({"x": 1})
-    arena.write(0, 5, payload)
-    arena.retract(0)
-    with pytest.raises(PayloadNotReady):
-        arena.consume(0, 5, payload.nbytes)
-
-    arena.write(0, 6, payload)
-    with pytest.raises(PayloadNotReady):
-        arena.consume(0, 5, payload.nbytes)
-    assert decode_payload(arena.consume(0, 6, payload.nbytes)) == {"x": 1}
-
-
-def test_a_payload_that_is_retracted_while_it_is_copied_is_not_returned(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
-    payload = EncodedPayload({"x": 1})
-    arena.write(0, 5, payload)
-    make = memory.np.empty
-
-    def retract_meanwhile(*args: Any) -> Any:
-        arena.retract(0)
-        return make(*args)
-
-    monkeypatch.setattr(memory.np, "empty", retract_meanwhile)
-
-    with pytest.raises(PayloadNotReady, match="while it was read"):
-        arena.consume(0, 5, payload.nbytes)
-    assert not arena.consumed(0, 5)
+    assert area.given_back(0, 5)
 
 
 @pytest.mark.parametrize("place", [(-64, 0), (8, 64), (1 << 16, 0), (0, 1 << 16), (0, -1), (64, 2**62)], ids=str)
-def test_a_slot_outside_of_the_arena_is_refused(arena: Arena, place: tuple[int, int]) -> None:
-    with pytest.raises(ConnectorError, match="arena"):
-        arena.consume(place[0], 0, place[1])
+def test_a_slot_outside_of_the_area_is_refused(area: Area, place: tuple[int, int]) -> None:
+    with pytest.raises(ConnectorError, match="area"):
+        area.take(place[0], 0, place[1], CONNECTION)
 
 
-def test_an_arena_has_all_its_memory_from_the_start(arena: Arena) -> None:
-    assert os.fstat(arena.fd).st_blocks * 512 >= 1 << 16
+def test_an_area_has_all_its_memory_from_the_start(area: Area) -> None:
+    assert os.fstat(area.fd).st_blocks * 512 >= 1 << 16
     assert SLOT_HEADER % 64 == 0
+
+
+def test_large_pieces_are_written_as_small_ones_are(area: Area) -> None:
+    payload = EncodedPayload({"x": b"s" * 10, "y": [bytes(3)]})
+    big = EncodedPayload({"y": memory_of_bytes(1 << 15), "z": b"q"})
+
+    for number, item in enumerate((payload, big)):
+        area.write(0, 10 + number, item)
+        found = decode_payload(area.take(0, 10 + number, item.nbytes, CONNECTION).data)
+        assert found.keys() <= {"x", "y", "z"}
+        assert bytes(area._bytes[AREA_HEADER + SLOT_HEADER :][: item.nbytes]) == item.to_bytes()
+
+
+def memory_of_bytes(nbytes: int) -> object:
+    import numpy as np
+
+    return np.arange(nbytes, dtype=np.uint16)[: nbytes // 2].view(np.uint8)
+
+
+def test_memory_that_is_viewed_outlives_the_area() -> None:
+    area = Area.create(1 << 12)
+    payload = EncodedPayload({"x": b"y" * 100})
+    area.write(0, 1, payload)
+    view = area.take(0, 1, payload.nbytes, CONNECTION)
+
+    area.close()
+    area.close()
+
+    assert decode_payload(view.data) == {"x": b"y" * 100}

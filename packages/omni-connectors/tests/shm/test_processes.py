@@ -14,8 +14,8 @@ import pytest
 from omni_connectors.shm import SharedMemoryConnector
 from omni_connectors.shm import sender as sender_module
 from omni_core.connector import ConnectorError, PeerGone, Role
+from omni_core.testing.connector_ends import wait_for
 from omni_core.testing.connector_peer import Peer, is_payload, make_edge, make_payload
-from omni_core.testing.connector_suite import wait_for
 
 TARGET = "omni_connectors.shm:SharedMemoryConnector"
 LONG_S = 10_000.0
@@ -94,7 +94,7 @@ def test_a_fetched_payload_outlives_a_killed_sender(start_peer: StartPeer, run_d
 
 def test_a_killed_receiver_frees_a_put_that_waits(start_peer: StartPeer, run_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sender_module, "ARENA_BYTES", 1 << 16)
-    monkeypatch.setattr(sender_module, "ONE_SHOT_CAP_BYTES", 1 << 16)
+    monkeypatch.setattr(sender_module, "LARGE_CAP_BYTES", 1 << 16)
     receiver = start_peer(Role.RECEIVER)
     sender = SharedMemoryConnector(make_edge(run_dir, Role.SENDER), {})
     errors: list[BaseException] = []

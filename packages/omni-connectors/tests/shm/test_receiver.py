@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from omni_connectors.shm import SharedMemoryConnector, wire
 from omni_core.connector import ConnectorError, PayloadNotReady, PeerGone, Role
+from omni_core.testing.connector_ends import wait_for
 from omni_core.testing.connector_peer import is_payload, make_edge, make_payload
-from omni_core.testing.connector_suite import wait_for
 
 LONG_S = 10_000.0
 LARGE = 20_000_000
@@ -44,8 +45,8 @@ def mute(run_dir: str) -> Iterator[socket.socket]:
         yield server
 
 
-def handle(offset: int | None = None) -> bytes:
-    return msgspec.msgpack.encode(wire.Handle(0, 5, 64, offset))
+def handle(area: int = 7) -> bytes:
+    return msgspec.msgpack.encode(wire.Handle(0, 5, 64, area, 0))
 
 
 def test_nobody_there_is_reported_at_once(receiver: SharedMemoryConnector) -> None:
@@ -110,7 +111,7 @@ def test_close_ends_a_waiting_get(sender: SharedMemoryConnector, receiver: Share
     asked = threading.Event()
     answer = threading.Event()
 
-    def hang(payload_id: int) -> None:
+    def hang(area: int) -> None:
         asked.set()
         answer.wait(30)
 
@@ -141,10 +142,10 @@ def test_a_late_answer_does_not_reach_the_next_get(sender: SharedMemoryConnector
     assert inner is not None
     memory_of, late, go = inner.memory_of, threading.Event(), threading.Event()
 
-    def slow(payload_id: int) -> int | None:
+    def slow(area: int) -> int | None:
         late.set()
         go.wait(30)
-        return memory_of(payload_id)
+        return memory_of(area)
 
     inner.memory_of = slow  # type: ignore[method-assign]
     first = sender.put("request", 1, make_payload(LARGE, 1), LONG_S)
@@ -216,3 +217,50 @@ def test_tensors_that_only_torch_has_arrive(sender: SharedMemoryConnector, recei
     got = receiver.get(sender.put("request", 1, {"x": sent.float()}, LONG_S), LONG_S)
 
     assert torch.equal(torch.from_numpy(got["x"]), sent.float())
+
+
+def test_a_payload_that_is_kept_keeps_its_slot(sender: SharedMemoryConnector, receiver: SharedMemoryConnector) -> None:
+    kept = receiver.get(sender.put("request", 0, make_payload(1_000_000, 1), LONG_S), LONG_S)
+
+    for seed in range(100):
+        handle = sender.put("other", seed, make_payload(1_000_000, seed), LONG_S)
+        assert is_payload(receiver.get(handle, LONG_S), 1_000_000, seed)
+
+    assert is_payload(kept, 1_000_000, 1)
+    assert sender.health()["in_flight"] == 0
+    assert sender.health()["in_use_by_receivers"] == receiver.health()["in_use"] == 1
+    del kept
+    assert receiver.health()["in_use"] == 0
+    assert sender.health()["arena_taken_bytes"] == 0
+
+
+def test_a_part_of_a_payload_keeps_its_slot(sender: SharedMemoryConnector, receiver: SharedMemoryConnector) -> None:
+    sent = {"a": np.arange(100_000), "b": {"c": [np.ones(100_000)]}}
+    part = receiver.get(sender.put("request", 0, sent, LONG_S), LONG_S)["a"][5:7]
+
+    assert sender.health()["in_use_by_receivers"] == 1
+    assert part.tolist() == [5, 6]
+    del part
+    assert sender.health()["in_use_by_receivers"] == 0
+
+
+def test_views_outlive_a_closed_receiver_and_keep_their_slot(sender: SharedMemoryConnector, run_dir: str) -> None:
+    first = SharedMemoryConnector(make_edge(run_dir, Role.RECEIVER), {})
+    kept = [
+        first.get(sender.put("request", n, make_payload(nbytes, n), LONG_S), LONG_S) for n, nbytes in enumerate((10**6, LARGE))
+    ]
+
+    first.close()
+
+    second = SharedMemoryConnector(make_edge(run_dir, Role.RECEIVER), {})
+    try:
+        for seed in range(20):
+            handle = sender.put("other", seed, make_payload((10**6, LARGE)[seed % 2], seed), LONG_S)
+            assert is_payload(second.get(handle, LONG_S), (10**6, LARGE)[seed % 2], seed)
+        assert is_payload(kept[0], 10**6, 0)
+        assert is_payload(kept[1], LARGE, 1)
+    finally:
+        second.close()
+    kept.clear()
+    wait_for(lambda: sender.health()["peers"] == 0, "the first receiver's connection to end with its last array")
+    assert sender.health()["in_use_by_receivers"] == 0

@@ -12,8 +12,8 @@ import pytest
 
 from omni_connectors.shm import SharedMemoryConnector, sender
 from omni_core.connector import ConnectorError, ConnectorFull, PayloadNotReady, PayloadTooLarge, PeerGone, Role
+from omni_core.testing.connector_ends import wait_for
 from omni_core.testing.connector_peer import make_edge
-from omni_core.testing.connector_suite import wait_for
 
 LONG_S = 10_000.0
 """A wait of this length would be ended by the test's own time limit."""
@@ -24,7 +24,7 @@ def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """64 KiB of arena, slots of up to 16 KiB, 128 KiB outside."""
     monkeypatch.setattr(sender, "ARENA_BYTES", 1 << 16)
     monkeypatch.setattr(sender, "SLOT_LIMIT_BYTES", 1 << 14)
-    monkeypatch.setattr(sender, "ONE_SHOT_CAP_BYTES", 1 << 17)
+    monkeypatch.setattr(sender, "LARGE_CAP_BYTES", 1 << 17)
     monkeypatch.setattr(sender, "ARENA_WAIT_S", 0.01)
 
 
@@ -153,33 +153,65 @@ def test_cleanup_of_its_own_request_ends_a_waiting_put(ends: Any) -> None:
 
 def test_cleanup_while_a_payload_is_written_outside_frees_it(ends: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     sending, receiving = ends
-    descriptors: list[int] = []
+    create = sender.Area.create
 
-    def write_and_clean(fd: int, encoded: Any) -> None:
-        descriptors.append(fd)
+    def create_and_clean(nbytes: int, name: str) -> sender.Area:
         sending.cleanup("request")
+        return create(nbytes, name)
 
-    monkeypatch.setattr(sender, "write_payload", write_and_clean)
+    monkeypatch.setattr(sender.Area, "create", create_and_clean)
 
     handle = sending.put("request", 0, payload(50_000), LONG_S)
 
     assert sending.health()["outside_bytes"] == 0
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(descriptors[0])
     with pytest.raises(PayloadNotReady):
         receiving.get(handle, LONG_S)
 
 
 def test_memory_that_the_kernel_refuses_is_reported_as_full(ends: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(fd: int, encoded: Any) -> None:
+    def refuse(nbytes: int, name: str) -> sender.Area:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(sender, "write_payload", refuse)
+    monkeypatch.setattr(sender.Area, "create", refuse)
 
     with pytest.raises(ConnectorFull, match="no memory"):
         ends[0].put("request", 0, payload(50_000), LONG_S)
     assert ends[0].health()["outside_bytes"] == 0
     assert ends[0].health()["in_flight"] == 0
+
+
+def test_memory_outside_the_arena_is_used_again(ends: Any) -> None:
+    sending, receiving = ends
+    for index in range(20):
+        got = receiving.get(sending.put("request", index, payload(50_000 + index, index), LONG_S), LONG_S)
+        assert got["x"].tolist() == [index] * (50_000 + index)
+        del got
+
+    health = sending.health()
+    assert health["outside_bytes"] == 0
+    assert 50_000 < health["idle_bytes"] < 120_000
+    assert len(receiving._receiver._links[0]._areas) == 2 + (health["idle_bytes"] > 60_000)
+
+
+def test_memory_that_is_idle_for_long_is_given_up_at_both_ends(ends: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    sending, receiving = ends
+    receiving.get(sending.put("request", 0, payload(50_000), LONG_S), LONG_S)
+    assert sending.health()["idle_bytes"] > 0
+
+    sending._sender._large.idle_s = 0.0
+
+    assert sending.health()["idle_bytes"] == 0
+    receiving.get(sending.put("request", 1, payload(1), LONG_S), LONG_S)
+    assert len(receiving._receiver._links[0]._areas) == 1
+
+
+def test_idle_memory_makes_room_for_another_size(ends: Any) -> None:
+    sending, receiving = ends
+
+    for nbytes in (100_000, 20_000, 120_000, 50_000, 17_000, 120_000):
+        got = receiving.get(sending.put("request", 0, payload(nbytes, 5), 1.0), LONG_S)
+        assert got["x"].nbytes == nbytes
+        del got
 
 
 def test_a_waiting_put_ends_when_the_last_receiver_is_gone(ends: Any) -> None:
@@ -214,8 +246,7 @@ def test_close_before_a_waiting_put_has_woken_ends_it_too(ends: Any, monkeypatch
 
     def close_meanwhile(timeout_s: float) -> None:
         inner._closed = True
-        for payload_id in list(inner._entries):
-            inner._drop(payload_id)
+        inner._entries.clear()
 
     monkeypatch.setattr(inner._changed, "wait", close_meanwhile)
 
@@ -227,7 +258,7 @@ def test_a_lost_message_does_not_lose_room(ends: Any, monkeypatch: pytest.Monkey
     """The mark in the slot is what counts; the message only wakes the sender."""
     sending, receiving = ends
     receiving.get(sending.put("request", 0, payload(1), LONG_S), LONG_S)
-    monkeypatch.setattr(sending._sender, "consumed", lambda payload_id: None)
+    monkeypatch.setattr(sending._sender, "given_back", lambda: None)
 
     for index in range(50):
         receiving.get(sending.put("request", index, payload(15_000), 0.0), LONG_S)

@@ -46,7 +46,7 @@ class MtpCapability:
     The model's method is `mtp(token_ids [B], embeds [B, H], hidden [B, H], conditioning [B, H], **extra)` and returns
     `(embeds [B, H], codes [B, Q] int)`: the input embeddings of the next position, and the frame. `extra` holds, as declared,
     `generators: list[torch.Generator | None]`, `req_infos: list[MtpSampling]`, `uniforms: [B, steps, vocab_size]`,
-    `slots: int64 [B]`.
+    `slots: int64 [B]`, `positions: int64 [B]`.
 
     The sampled token need not be part of the frame. A model that decides before each frame whether there is one more gives
     logits for just two ids, one for "another frame" and one that ends the request, and takes the whole frame from `hidden`.
@@ -55,7 +55,7 @@ class MtpCapability:
     output_key: str | tuple[str, str]
     """Name under which the codes leave the stage."""
     num_codes: int
-    """Q, the number of codes in a frame."""
+    """Q, the number of codes in a frame; the most of them where it is the checkpoint that says how many."""
     validity_key: str | None = None
     graph_safe: bool = False
     disable_graph: bool = False
@@ -63,6 +63,8 @@ class MtpCapability:
     accepts_req_infos: bool = False
     accepts_slots: bool = False
     """Whether `mtp` looks at what the model has recorded of each request."""
+    accepts_positions: bool = False
+    """Whether `mtp` is also told the positions that its results are the inputs of."""
     penalises_repetition: bool = False
     """Whether `mtp` follows `MtpSampling.repetition_penalty`."""
     token_sampling: Mapping[str, Any] | None = None
@@ -81,6 +83,20 @@ class MtpCapability:
 
 
 @dataclass(frozen=True)
+class HiddenCapture:
+    """Which hidden states of a model of vLLM's own leave its stage, for requests that a next stage works on.
+
+    A plugin declares it for the class through the hook `omni_model_capabilities`; the class itself is not changed. Each
+    position is captured once and in order: those of the prompt with the first output, then one for each generated token that
+    was fed back.
+    """
+
+    target: str
+    """`module:function(hf_config) -> Mapping[str, int | "last"]`, from the name of an output to what it holds: 0 the input
+    embeddings of layer 0, k the output of layer k - 1 before the final norm, `last` what the final norm gives."""
+
+
+@dataclass(frozen=True)
 class ModelCapabilities:
     """What a model can do beyond vLLM's own contract. The default record means vLLM's path, untouched."""
 
@@ -88,12 +104,17 @@ class ModelCapabilities:
     """The model has `omni_begin`, `omni_embed` and `omni_end`: its input embeddings are a function of (slot, position)."""
     gated_inputs: bool = False
     """Rows arrive while the request runs (`omni_ingest`); a position is not computed before its row is there."""
-    row_width: int = 0
-    """Width of the rows of gated inputs; 0 means that of the model's input embeddings."""
+    row_width: int | str = 0
+    """Width of the rows of gated inputs; 0 means that of the model's input embeddings, a name is an attribute of its
+    configuration."""
     cacheable_prompts: bool = False
     """Equal prompt ids under equal `EngineInput.cache_key` mean equal inputs, so that requests may share what is computed of
     them (vLLM's prefix caching). Not so where the ids are placeholders."""
     mtp: MtpCapability | None = None
+    capture: HiddenCapture | None = None
+    """Hidden states that requests take to the next stage; only for models that do not compute their inputs."""
+    constrains_sampling: bool = False
+    """Which tokens may be sampled depends on what the request has made so far: the model has `omni_constrain`."""
     returns_tuple: bool = False
     """`forward` returns (hidden, captured)."""
     native_data_plane: bool = False
@@ -146,6 +167,7 @@ def read_capabilities(model_class: type) -> ModelCapabilities:
         record = ModelCapabilities(
             computes_inputs=callable(getattr(model_class, "omni_embed", None)),
             gated_inputs=callable(getattr(model_class, "omni_ingest", None)),
+            row_width=getattr(model_class, "row_width", 0),
             mtp=_read_mtp(found, where) if has_mtp or found else None,
             returns_tuple=bool(getattr(model_class, "_returns_tuple", False)),
             native_data_plane=bool(getattr(model_class, "supports_native_mrv2_data_plane", False)),
@@ -155,10 +177,15 @@ def read_capabilities(model_class: type) -> ModelCapabilities:
         faults.append("it declares a predictor but has no method `mtp`")
     if record.mtp is not None and not record.computes_inputs:
         faults.append("a predictor needs the input methods (`omni_embed`)")
+    if record.constrains_sampling and not record.computes_inputs:
+        faults.append("constrained sampling needs the input methods (`omni_embed`)")
     if record.gated_inputs and not record.computes_inputs:
         faults.append("gated inputs need the input methods (`omni_embed`)")
+    if record.capture is not None and record.computes_inputs:
+        faults.append("hidden states are captured of models that do not compute their inputs")
     methods = ["omni_begin", "omni_embed", "omni_end"] if record.computes_inputs else []
     methods += ["omni_ingest"] if record.gated_inputs else []
+    methods += ["omni_constrain"] if record.constrains_sampling else []
     methods += ["omni_condition", "omni_record"] if record.mtp is not None else []
     faults += [f"method `{name}` is missing" for name in methods if not callable(getattr(model_class, name, None))]
     if faults:

@@ -92,12 +92,12 @@ def _run(options: list[str]) -> int:
         return 0
     from omni_core.plugins import plugin_manager
 
-    entry = _find(args.command, plugin_manager())
+    entry, arguments = _find(args.command, args.arguments, plugin_manager())
     command = cast("Command", load_target(entry.target, where=f"command {entry.name!r}"))
     command_parser = CommandParser(prog=f"omni {entry.name}", description=_sentence(entry.summary))
     command_parser.add_argument("--debug", action="store_true", help="Show where an error comes from.")
     command.configure(command_parser)
-    return command.run(command_parser.parse_args(args.arguments))
+    return command.run(command_parser.parse_args(arguments))
 
 
 def _top_parser() -> argparse.ArgumentParser:
@@ -166,15 +166,18 @@ def _commands(manager: PluginManager) -> dict[str, list[Offer[CommandEntry]]]:
     return found
 
 
-def _find(name: str, manager: PluginManager) -> CommandEntry:
+def _find(name: str, arguments: list[str], manager: PluginManager) -> tuple[CommandEntry, list[str]]:
+    """Return the command and the arguments behind its name, which may have two words (`bench connector`)."""
     from omni_core.plugins import clash
 
     commands = _commands(manager)
+    if arguments and f"{name} {arguments[0]}" in commands:
+        name, arguments = f"{name} {arguments[0]}", arguments[1:]
     offers = commands.get(name, [])
     if len(offers) > 1:
         raise clash("command", name, offers[0].distribution, offers[1].distribution)
     if offers:
-        return offers[0].record
+        return offers[0].record, arguments
     hints = [did_you_mean(name, {*commands, *_BROUGHT_BY})]
     guess = name if name in _BROUGHT_BY else hints[0].removeprefix("did you mean '").removesuffix("'?")
     package = _BROUGHT_BY.get(guess) if guess not in commands else None

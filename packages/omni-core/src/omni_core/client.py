@@ -207,6 +207,10 @@ class AsyncOmni(Operations):
         """Call a function with the stage id, the replica and the reason whenever a replica's process is gone."""
         self._orchestrator.on_death.append(told)
 
+    def watch_returns(self, told: Callable[[], None]) -> None:
+        """Call a function whenever a replica that was gone is ready again; `health` has the states of all."""
+        self._orchestrator.on_return.append(told)
+
     def abort(self, request_id: str) -> bool:
         """End every running request with this id; return whether there was one."""
         return self._orchestrator.abort(request_id)
@@ -224,11 +228,13 @@ class AsyncOmni(Operations):
     def _request(self, prompt: Prompt, sampling: SamplingParams, name: str | None, timeout_s: float) -> OmniRequest:
         inputs: Payload
         prepared: Mapping[int, Mapping[str, Any]] = {}
-        if self.speech is not None:
+        if isinstance(prompt, Mapping) and CHAT in prompt:
+            inputs = chat_payload(prompt, self.chat)
+        elif self.speech is not None:
             speech = self.speech.prepare(as_speech_prompt(prompt))
             inputs, prepared = speech.inputs, speech.sampling
         elif isinstance(prompt, Mapping):
-            inputs = chat_payload(prompt, self.chat) if CHAT in prompt else prompt
+            inputs = prompt
         else:
             name = self.pipeline.config.model_type
             raise RequestError(f"pipeline {name!r} takes its inputs as a mapping", hint="pass a dict", param="prompt")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,8 @@ class ConnectorEdge:
     run_dir: str
     """Private folder (mode 0700) of this server run; gone when it ends."""
     run_id: str
+    address: str = ""
+    """Address at which other hosts reach this process; empty where the whole pipeline is on one."""
 
 
 class ConnectorError(ServiceError):
@@ -97,16 +100,46 @@ class Connector(ABC):
             ConnectorError: The handle is not one of this edge.
         """
 
+    def put_batch(self, items: Sequence[tuple[str, int, Payload]], timeout_s: float) -> list[bytes]:
+        """Put several payloads, given as (request id, sequence, payload), and return their handles in the same order.
+
+        A connector whose transport has batches does better than this, which puts one after the other. One that fails ends the
+        batch; what was put before it has no handle that anybody knows, and goes with the cleanup of its request.
+
+        Raises:
+            ConnectorError: As `put`.
+        """
+        deadline = time.monotonic() + timeout_s
+        return [
+            self.put(request_id, sequence, payload, max(0.0, deadline - time.monotonic()))
+            for request_id, sequence, payload in items
+        ]
+
+    def get_batch(self, handles: Sequence[bytes], timeout_s: float) -> list[dict[str, Any]]:
+        """Return the payloads of several handles, in the same order, and free what carried them.
+
+        One that cannot be had ends the batch, and what was fetched before it is lost with it: give handles of one request.
+
+        Raises:
+            ConnectorError: As `get`.
+        """
+        deadline = time.monotonic() + timeout_s
+        return [self.get(handle, max(0.0, deadline - time.monotonic())) for handle in handles]
+
     @abstractmethod
     def cleanup(self, request_id: str) -> None:
         """Free everything of a request that was put and not fetched, also what a `put` under way is writing.
 
-        Called at either end, perhaps at both. Unknown ids are no error.
+        Called at either end, perhaps at both, and in the thread that serves all requests: a connector that has to ask someone
+        else does so behind it, or waits a moment at most. Unknown ids are no error.
         """
 
     @abstractmethod
     def health(self) -> Mapping[str, Any]:
-        """Return facts such as `in_flight` (payloads) and `bytes_in_flight`."""
+        """Return facts, at least `in_flight` (payloads) and `bytes_in_flight`, without waiting for anybody.
+
+        Called with every heartbeat of a stage. What was fetched may be counted for a moment longer.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -125,3 +158,4 @@ class ConnectorEntry:
     """Target of a pydantic model that checks the keys of `extra`; None accepts no keys but those of the stream policy."""
     description: str = ""
     cross_host: bool = False
+    """Whether its two ends may be on different hosts. Where they are, one that cannot is refused before it is used."""

@@ -30,10 +30,12 @@ VARIABLES: dict[str, Variable] = {
         Variable("OMNI_LOG_LEVEL", "Level of Omni's log: DEBUG, INFO, WARNING or ERROR.", "INFO"),
         Variable("OMNI_LOG_FORMAT", "Form of Omni's log: text or json.", "text"),
         Variable("OMNI_TEST_CUDA_PATHS", "1 lets what is for CUDA alone run anywhere; for tests.", "0", internal=True),
+        Variable("OMNI_TOKEN", "Secret that the commands of a pipeline on several hosts share; see --omni-token."),
         Variable("OMNI_PROFILE_DIR", "Folder for the traces of the profiler; empty means that nothing can be profiled."),
         Variable("OMNI_PRELOAD", "Modules that the fork server imports.", internal=True),
         Variable("OMNI_PRELOAD_SERVER", "Process that the fork server watches.", internal=True),
         Variable("OMNI_RUN_DIR", "Folder of this server run.", internal=True),
+        Variable("OMNI_STAGE_HEARTBEAT_TIMEOUT", "Seconds of an engine's silence that mean its death.", internal=True),
         Variable("OMNI_STAGE_INIT_TIMEOUT", "Seconds that a stage may take to start.", internal=True),
         Variable("OMNI_STAGE_LOG", "Name of the stage in log lines.", internal=True),
         Variable("OMNI_WATCH_PIDS", "Processes whose end a child watches.", internal=True),
@@ -51,7 +53,7 @@ HONOURED = (
 )
 """Variables of others that change what Omni does; `omni env` lists them too."""
 
-_SECRETS = frozenset({"HF_TOKEN"})
+_SECRETS = frozenset({"HF_TOKEN", "OMNI_TOKEN"})
 
 
 def read(name: str) -> str:

@@ -4,6 +4,7 @@
     ├── ConfigError                 2, 400   a flag, a deploy file, a plugin's declaration
     ├── DependencyError             3, 500   a package or plugin that is not there or cannot be used
     ├── RequestError                1, 400   a request that can never work as it is
+    │   ├── ContextLengthError      1, 400   it is longer than the model can read
     │   ├── NotFoundError           1, 404   it names something that does not exist
     │   └── UnsupportedError        1, 501   this deployment cannot do it
     └── ServiceError                1, 500   the server's fault
@@ -73,6 +74,12 @@ class RequestError(OmniError):
     http_type = "invalid_request_error"
 
 
+class ContextLengthError(RequestError):
+    """Report a request that, with the answer it asks for, is longer than the model can read."""
+
+    code = "context_length_exceeded"
+
+
 class NotFoundError(RequestError):
     """Report a request that names something that does not exist."""
 
@@ -130,6 +137,7 @@ ERROR_CLASSES: dict[str, type[OmniError]] = {
         ConfigError,
         DependencyError,
         RequestError,
+        ContextLengthError,
         NotFoundError,
         UnsupportedError,
         ServiceError,

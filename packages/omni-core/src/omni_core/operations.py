@@ -94,6 +94,21 @@ class Operations(ABC):
         """Read the weights of stages from the checkpoint again; requests wait meanwhile and go on with them."""
         return await self._each(self._stages(stage_ids), "reload_weights", timeout_s=timeout_s)
 
+    async def reset_prefix_cache(
+        self, stage_ids: StageIds = None, *, reset_running_requests: bool = False, timeout_s: float = CALL_TIMEOUT_S
+    ) -> bool:
+        """Let LLM stages forget what they have computed of prompts, and return whether all of them did.
+
+        A stage does not while requests are under way, unless `reset_running_requests` lets it compute them again from their
+        beginning. A stage that makes audio of its own tokens does not even then (TT-07): wait for its requests, or abort them.
+        """
+        stages = [stage for stage in self._stages(stage_ids) if stage.topology.execution_type is ExecutionType.LLM_AR]
+        if not stages:
+            raise UnsupportedError("no stage keeps what it has computed of prompts")
+        arguments = {"reset_running_requests": reset_running_requests}
+        done = [await self.call_stage(stage.stage_id, "reset_prefix_cache", arguments, timeout_s=timeout_s) for stage in stages]
+        return all(all(answers) for answers in done)
+
     async def init_weight_transfer_engine(
         self, init_info: Mapping[str, Any], stage_ids: StageIds = None, *, timeout_s: float = WEIGHTS_TIMEOUT_S
     ) -> None:

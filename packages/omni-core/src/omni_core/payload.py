@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -74,6 +75,8 @@ class EncodedPayload:
         self.nbytes = self._body + self._size
 
     def _take(self, value: Any, place: str) -> Any:
+        if type(value) is np.ndarray:
+            return {"a": self._add(*self._bytes_of(value, place))}
         if isinstance(value, Mapping):
             return {"m": {_key(key, place): self._take(item, f"{place}.{key}") for key, item in value.items()}}
         if isinstance(value, (list, tuple)):
@@ -85,11 +88,13 @@ class EncodedPayload:
             if type(plain) in (bool, int, float, str, bytes):
                 return plain
             value = np.asarray(value)
+        return {"a": self._add(*self._bytes_of(value, place))}
+
+    def _bytes_of(self, value: Any, place: str) -> tuple[str, tuple[int, ...], memoryview]:
         try:
-            dtype, shape, raw = _as_bytes(value)
+            return _as_bytes(value)
         except (TypeError, ValueError, RuntimeError) as error:
             raise ServiceError(f"{place} cannot travel in a payload: {error}") from error
-        return {"a": self._add(dtype, shape, raw)}
 
     def _add(self, dtype: str, shape: tuple[int, ...], raw: memoryview) -> int:
         offset = _aligned(self._size)
@@ -191,13 +196,21 @@ def _as_bytes(value: Any) -> tuple[str, tuple[int, ...], memoryview]:
         raise TypeError(f"it is a {type(value).__name__}")
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError("it is a masked array, whose mask would be lost")
-    if not _PLAIN_DTYPE.fullmatch(value.dtype.str) or not value.dtype.itemsize or np.dtype(value.dtype.str) != value.dtype:
-        raise TypeError(f"its dtype {value.dtype} is not a plain one")
-    return value.dtype.str, tuple(value.shape), _flat(value)
+    return _dtype_name(value.dtype), value.shape, _flat(value)
+
+
+@lru_cache(256)
+def _dtype_name(dtype: np.dtype[Any]) -> str:
+    name: str = dtype.str
+    if not _PLAIN_DTYPE.fullmatch(name) or not dtype.itemsize or np.dtype(name) != dtype:
+        raise TypeError(f"its dtype {dtype} is not a plain one")
+    return name
 
 
 def _flat(array: np.ndarray[Any, Any]) -> memoryview:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
+    if not array.size:
+        return memoryview(b"")
+    return (array if array.flags.c_contiguous else np.ascontiguousarray(array)).reshape(-1).view(np.uint8).data
 
 
 def _from_bytes(spec: _Array, body: memoryview) -> Any:
@@ -219,6 +232,7 @@ def _from_bytes(spec: _Array, body: memoryview) -> Any:
     return array if array.flags.aligned else array.copy()
 
 
+@lru_cache(256)
 def _plain_dtype(name: str) -> np.dtype[Any]:
     if not _PLAIN_DTYPE.fullmatch(name):
         raise ValueError(f"{name[:40]!r} is not a plain dtype")

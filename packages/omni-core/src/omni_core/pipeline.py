@@ -152,6 +152,7 @@ class PipelineConfig:
     diffusers_class_name: str | None = None
     diffusers_class_aliases: tuple[str, ...] = ()
     duplex_plugin: str | None = None
+    """Target of the pipeline's `DuplexModel` (omni-duplex), or the id under which a plugin offers it; None without one."""
     duplex_capabilities: DuplexCapabilities = field(default_factory=DuplexCapabilities)
     """What the duplex plugin can do, as far as a deployment depends on it."""
     default_session_mode: str | None = None
@@ -162,6 +163,8 @@ class PipelineConfig:
     """Whether the one stage of this pipeline emits chunks itself, so that `async_chunk` is not forced off for it (DY-06)."""
     speech: str | None = None
     """Target of the pipeline's `SpeechAdapter` (`omni_core.speech`); set for pipelines that speak a given text."""
+    chat: str | None = None
+    """Target of a function `(ModelInfo) -> ChatTraits` (`omni_core.chat`); set for pipelines that answer conversations."""
 
     def __post_init__(self) -> None:
         if faults := _faults(self):

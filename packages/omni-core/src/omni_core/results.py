@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from omni_core.chat import join_replies
 from omni_core.pipeline import OutputType
 from omni_core.request import OmniOutput, OmniResult
 
@@ -30,6 +31,7 @@ def join_results(request_id: str, outputs: Sequence[OmniOutput]) -> OmniResult:
         tensors={name: _join(parts) for name, parts in named.items()},
         finish_reason=last.finish_reason,
         metrics=last.metrics,
+        reply=join_replies(output.reply for output in outputs),
     )
 
 

@@ -35,6 +35,8 @@ class StageInput:
     """The adapter to apply; only stage 0 gets one (LR-04)."""
     trace: str = ""
     """W3C `traceparent` for spans of the stage's own; empty where nothing is traced."""
+    captures: bool = False
+    """Whether a next stage works on this request, so that hidden states have to be captured for it."""
 
 
 @dataclass
@@ -53,6 +55,10 @@ class StageOutput:
     """How full the stage was: requests in it over the most that it runs at once. 1 is full, more means that some wait."""
     handoff: Payload = field(default_factory=dict)
     """`EngineInput.handoff`, on a request's first output; passed to the hand-over functions as `Handoff.inputs`."""
+    reply: dict[str, Any] = field(default_factory=dict)
+    """What an answer has beside its text: `reasoning` str, `tool_calls` and `logprobs`, lists in OpenAI's form."""
+    internal: frozenset[str] = frozenset()
+    """Names in `tensors` that are for next stages only; the request's caller does not get them."""
 
 
 class StageRunner(ABC):
@@ -229,7 +235,8 @@ class LightModel(ABC):
 
     @abstractmethod
     def step(self, chunks: Sequence[LightChunk]) -> Sequence[Mapping[str, Any]]:
-        """Return each chunk's output tensors, in order. States are changed in place, and only if the whole step succeeds.
+        """Return each chunk's output tensors, in order; `text` is what users read. States are changed in place, and only if
+        the whole step succeeds.
 
         The payload of a final chunk may be empty: then the end of the request is all it says. An empty result is no output,
         except for a final chunk.

@@ -43,6 +43,8 @@ class SpeechTraits:
     max_reference_s: float = 30.0
     reference_channels: int = 1
     """Channels of a reference that the model can use; a recording with more is averaged to mono."""
+    reference_needs_text: bool = False
+    """Whether a reference must come with its words, unless `x_vector_only_mode` is true."""
     max_text_chars: int = 20_000
     max_instructions_chars: int = 500
     max_new_tokens: int = 4096
@@ -69,6 +71,8 @@ class SpeechPrompt:
     task_type: str | None = None
     ref_audio: ReferenceAudio | None = None
     ref_text: str | None = None
+    ref_audio_2: ReferenceAudio | None = None
+    """The voice of a second speaker, for models of dialogues."""
     x_vector_only_mode: bool | None = None
     speaker_embedding: tuple[float, ...] | None = None
     non_streaming_mode: bool | None = None

@@ -91,6 +91,8 @@ class ResolvedStage:
     """Arguments of this stage's engine, unset ones left out."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """Baseline sampling parameters, constraints applied (SM-01)."""
+    duplex_max_sessions: int | None = None
+    """Most full-duplex sessions of a replica, for stages that keep something for each (DX-03); None in turn mode."""
     inputs: tuple[ResolvedEdge, ...] = ()
     outputs: tuple[ResolvedEdge, ...] = ()
     sources: Mapping[str, Source] = field(default_factory=dict)

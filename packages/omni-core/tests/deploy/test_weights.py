@@ -52,6 +52,15 @@ def test_stages_of_one_folder_load_their_part_of_the_names(tmp_path: Path) -> No
     assert found == [Weights(200, "thinker.*"), Weights(222, "whole checkpoint")]
 
 
+def test_a_stage_that_reads_the_whole_configuration_loads_what_the_others_do_not(tmp_path: Path) -> None:
+    write_header(tmp_path / "a.safetensors", thinker__w=("BF16", [100]), talker__w=("BF16", [10]), other=("BF16", [1]))
+    resolved = pipeline(tmp_path, {}, {"hf_config_name": "talker_config"})
+
+    found = [stage_weights(stage, resolved) for stage in resolved.stages]
+
+    assert found == [Weights(202, "all but talker.*"), Weights(20, "talker.*")]
+
+
 @pytest.mark.parametrize(("dtype", "expected"), [("float32", 424), ("bfloat16", 224), ("auto", 224), (None, 224)])
 def test_dtype_of_the_stage_counts_for_floating_tensors(tmp_path: Path, dtype: str | None, expected: int) -> None:
     write_header(tmp_path / "model.safetensors", a=("BF16", [100]), b=("F8_E4M3", [8]), c=("I64", [2]))

@@ -17,7 +17,6 @@ import numpy as np
 import psutil
 import pytest
 
-from omni_core.engine import stage_process
 from omni_core.engine.options import EngineOptions
 from omni_core.engine.orchestrator import Orchestrator
 from omni_core.errors import DeadlineError, NotFoundError, ServiceError, StageDeadError, StageStartError
@@ -156,9 +155,8 @@ async def test_stage_stopped_while_it_loads_hits_its_start_timeout() -> None:
 
 
 @pytest.mark.parametrize("stage_id", [0, 1])
-async def test_stage_stopped_while_it_serves_is_replaced(stage_id: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stage_process, "SILENCE_S", 3)
-    async with running(restart=AGAIN, stream={"chunk_frames": 1}) as orchestrator:
+async def test_stage_stopped_while_it_serves_is_replaced(stage_id: int) -> None:
+    async with running(EngineOptions(stage_heartbeat_timeout_s=3), restart=AGAIN, stream={"chunk_frames": 1}) as orchestrator:
         task = asyncio.create_task(collect(orchestrator, request(1, 10**6, step_s=0.01)))
         await async_wait_until(lambda: loads(orchestrator, "in_flight") == [1, 1], "the request in both stages")
 

@@ -16,7 +16,6 @@ import psutil
 import pytest
 
 from omni_core.engine import orchestrator as orchestrator_module
-from omni_core.engine import stage_process
 from omni_core.engine.options import EngineOptions, LbPolicy
 from omni_core.engine.orchestrator import Orchestrator
 from omni_core.errors import (
@@ -469,9 +468,8 @@ async def test_environment_of_a_stage_stays_in_its_process() -> None:
         assert "OMNI_TEST_ONLY" not in os.environ
 
 
-async def test_silent_stage_is_killed_and_its_requests_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stage_process, "SILENCE_S", 3)
-    async with running() as orchestrator:
+async def test_silent_stage_is_killed_and_its_requests_end() -> None:
+    async with running(EngineOptions(stage_heartbeat_timeout_s=3)) as orchestrator:
         task = asyncio.create_task(collect(orchestrator, request(1, 10**6, step_s=0.01)))
         await async_wait_until(lambda: orchestrator.health()["requests"] == 1, "the request")
 

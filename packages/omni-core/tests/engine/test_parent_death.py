@@ -51,6 +51,20 @@ def test_killed_server_leaves_no_process_and_no_file(phase: str, short_tmp: str)
         wait_until(lambda: not os.listdir(short_tmp), "the server's folders to be removed", 10)
 
 
+def test_a_server_killed_together_with_its_fork_server_leaves_nothing(short_tmp: str) -> None:
+    with victim("idle", short_tmp) as (server, below, _):
+        fork_servers = [process for process in below if "forkserver" in " ".join(process.cmdline())[:200]]
+        fork_server = next(process for process in fork_servers if not process.name().startswith("omni:"))
+
+        server.send_signal(signal.SIGSTOP)  # so that it does not see the other's end
+        fork_server.kill()
+        server.kill()
+        server.wait(10)
+
+        wait_until(lambda: all_gone(below), "every process below the server to end", 10)
+        wait_until(lambda: not os.listdir(short_tmp), "the server's folders to be removed", 10)
+
+
 def test_ctrl_c_reaches_the_server_only(short_tmp: str) -> None:
     with victim("request", short_tmp) as (server, below, _):
         hosts = [process for process in below if process.name().startswith("omni:")]

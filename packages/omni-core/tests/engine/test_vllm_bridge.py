@@ -173,6 +173,23 @@ def _(symbol: Any) -> None:
     assert issubclass(VLLMValidationError, symbol)
 
 
+@contract("supports_eagle3")
+def _(symbol: Any) -> None:
+    from vllm.model_executor.models.interfaces import EagleModelMixin, SupportsEagle3
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner as SecondRunner
+    from vllm.v1.worker.gpu_model_runner import ExecuteModelState
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner as FirstRunner
+
+    assert not symbol(object())
+    assert parameters(SupportsEagle3.set_aux_hidden_state_layers) == ["self", "layers"]
+    # In the order of the layers, each the sum of the stream and what is still to be added to it.
+    assert "tuple(sorted(set(layers)))" in body(EagleModelMixin._set_aux_hidden_state_layers)
+    assert "hidden_states + residual" in body(EagleModelMixin._maybe_add_hidden_state)
+    assert {"hidden_states", "aux_hidden_states"} <= set(ExecuteModelState._fields)
+    for runner in (FirstRunner, SecondRunner):
+        assert "hidden_states, aux_hidden_states = model_output" in body(runner.execute_model)
+
+
 @contract("OutputProcessor")
 def _(symbol: Any) -> None:
     from vllm.v1.engine import EngineCoreOutput
@@ -180,7 +197,7 @@ def _(symbol: Any) -> None:
     assert parameters(symbol.process_outputs)[:2] == ["self", "engine_core_outputs"]
     assert parameters(symbol.add_request)[:2] == ["self", "request"]
     assert not hasattr(symbol, "__slots__")
-    assert "pooling_output" in EngineCoreOutput.__struct_fields__
+    assert {"pooling_output", "prefill_stats", "events"} <= set(EngineCoreOutput.__struct_fields__)
 
 
 @contract("Scheduler")
@@ -193,6 +210,7 @@ def _(symbol: Any) -> None:
     assert schedule.count("_reserve_prefill_lookahead(") == 2, "asked for running and for waiting requests"
     assert schedule.count("_handle_blocked_waiting_request(") == 1
     update = body(symbol.update_from_output)
+    assert "new_token_ids or pooler_output is not None or stopped" in update, "a part of a prompt may bring something, too"
     assert "pooler_outputs[req_index] if pooler_outputs else None" in update
     assert "pooling_output=pooler_output" in update
     assert isinstance(symbol.pause_state, property)
@@ -236,11 +254,15 @@ def _(symbol: Any) -> None:
 
 @contract("DefaultModelState")
 def _(symbol: Any) -> None:
+    from vllm.v1.worker.gpu.mm.rope import RopeState
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
     from vllm.v1.worker.gpu.model_states import resolve_model_state_cls
 
     assert parameters(symbol.prepare_inputs_embeds) == ["self", "scheduled_encoder_inputs", "input_batch", "req_states"]
     assert parameters(symbol.custom_sampler) == ["self", "sampler"]
+    assert parameters(symbol.add_request) == ["self", "req_index", "new_req_data"]
+    assert "get_mrope_input_positions(" in body(RopeState.init_prefill_positions)
+    assert parameters(RopeState.init_prefill_positions) == ["self", "req_idx", "model", "prefill_token_ids", "mm_features"]
     assert "get_model_state_cls" in body(resolve_model_state_cls)
     sample = body(GPUModelRunner.sample)
     logits = sample.index("logits = self.model.compute_logits(sample_hidden_states)")
@@ -271,6 +293,17 @@ def _check_worker(symbol: Any) -> None:
     assert parameters(symbol.execute_model) == ["self", "scheduler_output"]
     assert parameters(symbol.sample_tokens) == ["self", "grammar_output"]
     assert callable(symbol.load_model)
+    assert "is_driver_worker" in parameters(symbol.__init__)
+
+
+@contract("custom_ops")
+def _(symbol: Any) -> None:
+    import torch
+
+    x, weight, out = torch.linspace(-3, 5, 32).view(2, 16), torch.linspace(1, 2, 16), torch.empty(2, 16)
+    symbol.rms_norm(out, x, weight, 1e-6)
+
+    torch.testing.assert_close(out, torch.nn.functional.rms_norm(x, (16,), weight, 1e-6))
 
 
 @contract("CPUWorker")
@@ -287,10 +320,13 @@ def _(symbol: Any) -> None:
 def _(symbol: Any) -> None:
     assert parameters(symbol._preprocess) == ["self", "scheduler_output", "num_input_tokens", "intermediate_tensors"]
     assert parameters(symbol.sample_tokens) == ["self", "grammar_output"]
+    assert parameters(symbol._init_mrope_positions) == ["self", "req_state"]
+    assert "inputs_embeds=inputs_embeds" in body(symbol.execute_model)
     source = body(symbol.execute_model) + body(symbol.__init__) + body(symbol._bookkeeping_sync)
     for name in ("self.execute_model_state", "self.inputs_embeds", "self.positions", "self.discard_request_mask"):
         assert name in source, name
     assert "sample_hidden_states" in body(symbol.execute_model)
+    assert "logits" in vars(inspect.getmodule(symbol))["ExecuteModelState"]._fields
 
 
 @contract("LlamaForCausalLM")
@@ -343,3 +379,58 @@ def _(symbol: Any) -> None:
     assert "isinstance(global_stat_logger, PrometheusStatLogger)" in body(StatLoggerManager.__init__)
     stats = IterationStats()
     assert (stats.inter_token_latencies_iter, stats.time_to_first_tokens_iter) == ([], [])
+
+
+@contract("OnlineRenderer")
+def _(symbol: Any) -> None:
+    wanted = {
+        "model_config",
+        "renderer",
+        "request_logger",
+        "chat_template",
+        "chat_template_content_format",
+        "trust_request_mm_kwargs",
+        "enable_auto_tools",
+        "tool_parser",
+        "reasoning_parser",
+    }
+    assert wanted <= set(parameters(symbol))
+    assert parameters(symbol.render_chat) == ["self", "request", "skip_mm_cache"]
+    assert "return conversation, engine_inputs" in body(symbol.render_chat)
+    assert parameters(symbol.effective_chat_template_kwargs) == ["self", "request"]
+
+
+@contract("ChatCompletionRequest")
+def _(symbol: Any) -> None:
+    request = symbol.model_validate({"messages": [{"role": "user", "content": "hi"}], "no_such_field": 1})
+
+    assert set(request.model_extra) == {"no_such_field"}
+    assert request.extract_structured_outputs() is None
+    assert request.resolve_reasoning_ended(None, []) is None
+    assert (request.tools, request.tool_choice, request.include_reasoning) == (None, "none", True)
+    assert request.skip_special_tokens is True
+
+
+@contract("ErrorResponse")
+def _(symbol: Any) -> None:
+    error = symbol(error={"message": "m", "type": "t", "param": "p", "code": 400}).error
+
+    assert (error.message, error.param) == ("m", "p")
+
+
+@contract("MediaConnector")
+def _(symbol: Any) -> None:
+    assert parameters(symbol.load_from_url_async) == ["self", "url", "media_io", "fetch_timeout"]
+    for kind in ("audio", "image", "video"):
+        assert "await self.load_from_url_async(" in body(getattr(symbol, f"fetch_{kind}_async"))
+
+
+@contract("MEDIA_CONNECTOR_REGISTRY")
+def _(symbol: Any) -> None:
+    from vllm.multimodal.audio import AudioResampler
+    from vllm.renderers import chat_utils
+
+    source = inspect.getsource(chat_utils.AsyncMultiModalContentParser)
+    assert "MEDIA_CONNECTOR_REGISTRY.load(\n            envs.VLLM_MEDIA_CONNECTOR" in source
+    assert {"soxr", "scipy", "pyav"} <= set(AudioResampler._METHODS)
+    assert callable(symbol.register("contract"))

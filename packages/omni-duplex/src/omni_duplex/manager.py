@@ -24,6 +24,7 @@ from omni_duplex.session.clock import Clock, LoopClock
 from omni_duplex.session.drivers import TurnDriver, UnitDriver, as_duplex_error
 from omni_duplex.session.outbox import Channel, Journal, Outbox, Sent
 from omni_duplex.session.state import Limits, Session
+from omni_duplex.warmup import warm_up
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +89,7 @@ class SessionManager:
         self.capabilities = model.capabilities(settings.duplex_max_sessions)
         _check_model(model, self.capabilities)
         self._plan = plan
+        self._frontend = frontend
         self._port = port
         self._tools = tools or Tools()
         self.placement = Placement(plan.groups, settings.duplex_max_sessions, frontend, settings.max_sessions)
@@ -201,6 +203,17 @@ class SessionManager:
         self._sessions[session_id] = _Entry(actor)
         return actor
 
+    async def warm_up(self, config: SessionConfig) -> None:
+        """Let this process's replica groups hear silence, where the deployment wants that; called before it accepts sessions.
+
+        Raises:
+            StageStartError: A group failed.
+        """
+        frames = self._plan.settings.warmup_frames
+        groups = self._frontend.warmed_groups if self._plan.groups else (0,) * (self._frontend.max_sessions > 0)
+        if frames > 0:
+            await warm_up(self.model, self.capabilities, self._port, groups, frames, config)
+
     # -- sockets ---------------------------------------------------------------------------------------------------
 
     def attach(self, actor: SessionActor) -> Attachment:
@@ -266,6 +279,12 @@ class SessionManager:
         for session_id in lost:
             if (entry := self._sessions.get(session_id)) is not None:
                 entry.actor.post(ev.ReplicaLost(reason))
+
+    def replicas_ready(self, ready: Iterable[tuple[int, int]]) -> None:
+        """Place sessions on these replicas, (stage, replica), again: those of them that were lost have come back."""
+        for stage, replica in ready:
+            self.placement.revive(stage, replica)
+        self._note_slots()
 
     async def close(self, reason: str = "shutdown", timeout_s: float = 10.0) -> bool:
         """End every session and take no more; return whether all of them were clean in time."""

@@ -265,6 +265,13 @@ class DuplexStream(ABC):
         """Drop the answer under way. It must be quick; what still comes under an older fence is dropped by the session."""
         return
 
+    def validate_update(self, old: SessionConfig, new: SessionConfig) -> None:  # noqa: B027 - most models take any change
+        """Check a change of this session's settings, behind what the model said of it.
+
+        Raises:
+            DuplexError: The change cannot be made now.
+        """
+
     async def configure(self, config: SessionConfig) -> None:
         """Take settings that changed while the session runs; a change that cannot be made is refused by `validate_update`."""
         return

@@ -24,6 +24,18 @@ class PipelineEngine(Protocol):
         """Begin a request whose input arrives while it runs."""
         ...
 
+    def watch_deaths(self, told: Callable[[int, int, str], None]) -> None:
+        """Call a function with the stage, the replica and the reason whenever a replica is gone."""
+        ...
+
+    def watch_returns(self, told: Callable[[], None]) -> None:
+        """Call a function whenever a replica that was gone is ready again."""
+        ...
+
+    def health(self) -> Mapping[str, Any]:
+        """Return the `stages`: for each replica its `stage_id`, `replica` and `state`."""
+        ...
+
 
 class PipelinePort:
     """One replica group of an engine.

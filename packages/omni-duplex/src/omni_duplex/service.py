@@ -70,7 +70,15 @@ def make_manager(engine: PipelineEngine, pipeline: ResolvedPipeline, frontend: F
     own = frontend or plan.frontends[0]
     meter = Meter(engine.telemetry.registry, own.index)
     tools = Tools(ear=_ears(plan.settings.server_vad_model_path, found), meter=meter)
-    return SessionManager(model, plan, own, ports(engine, plan), tools)
+    manager = SessionManager(model, plan, own, ports(engine, plan), tools)
+    engine.watch_deaths(manager.replica_lost)
+    engine.watch_returns(lambda: manager.replicas_ready(_ready(engine)))
+    return manager
+
+
+def _ready(engine: PipelineEngine) -> list[tuple[int, int]]:
+    """Return the stage and the number of each replica that is ready."""
+    return [(found["stage_id"], found["replica"]) for found in engine.health()["stages"] if found["state"] == "ready"]
 
 
 def _ears(model_path: str | None, capabilities: Capabilities) -> Any:

@@ -5,31 +5,19 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from omni_core.errors import ConfigError, RequestError
-from omni_core.payload import Payload
-from omni_core.runner import LightChunk, LightModel
+from omni_core.errors import ConfigError
+from omni_core.modelkit.codec_stage import CodecStage, payload_rows, stage_device, stage_dtype
+from omni_core.runner import LightChunk
 from omni_core.stage import ResolvedStage
 from omni_models_moss.codec.decoder import CodecDecoder
 from omni_models_moss.codec.location import find_codec
 from omni_models_moss.codec.memory import Stream
 
-_DTYPES: dict[str, torch.dtype | None] = {
-    "auto": None,  # the codec's config.json says
-    "float32": torch.float32,
-    "float": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "half": torch.float16,
-}
-_DEVICES = {"rocm": "cuda"}
-"""Platforms whose name in torch is another one."""
 
-
-class MossTTSCodecDecoder(LightModel):
+class MossTTSCodecDecoder(CodecStage):
     """Decode codes as they come, with a stream for each request, so that the joined chunks are the one-shot decode.
 
     A payload has `codes` [frames, n], of the first n codebooks. A request's first one may have `ref_codes` [frames, n], the
@@ -83,7 +71,7 @@ class MossTTSCodecDecoder(LightModel):
 
     def group(self, chunk: LightChunk) -> Hashable:
         """Return the shapes of the chunk's codes and reference: chunks of equal shapes can be stacked."""
-        return _rows(chunk.payload, "codes").shape, _rows(chunk.payload, "ref_codes").shape
+        return payload_rows(chunk.payload, "codes").shape, payload_rows(chunk.payload, "ref_codes").shape
 
     @torch.inference_mode()
     def step(self, chunks: Sequence[LightChunk]) -> Sequence[Mapping[str, Any]]:
@@ -104,39 +92,18 @@ class MossTTSCodecDecoder(LightModel):
         self.decoder.end(state)
 
     def _codes(self, chunk: LightChunk, key: str) -> Tensor:
-        rows = _rows(chunk.payload, key)
         config = self.decoder.config
-        where = f"request {chunk.request_id}"
-        if rows.size == 0:
-            return torch.zeros(0, config.num_quantizers, dtype=torch.int64)
-        if rows.ndim != 2 or rows.shape[1] > config.num_quantizers or rows.dtype.kind not in "iu":
-            raise RequestError(
-                f"{key} must be whole numbers [frames, {config.num_quantizers} or fewer], not {rows.dtype} {list(rows.shape)}",
-                where=where,
-                hint="send one row for each frame",
+        return torch.from_numpy(
+            self.checked_codes(
+                chunk,
+                key,
+                books=config.num_quantizers,
+                size=config.codebook_size,
+                fewer=True,
+                begun=chunk.state.frames > 0,
             )
-        if rows.min() < 0 or rows.max() >= config.codebook_size:
-            raise RequestError(
-                f"{key} holds ids from {rows.min()} to {rows.max()}, but the codebooks have {config.codebook_size} rows",
-                where=where,
-                hint=f"send codes from 0 to {config.codebook_size - 1}, without pads",
-            )
-        if key == "ref_codes" and chunk.state.frames:
-            raise RequestError("ref_codes came after the first frames", where=where, hint="send them with the first payload")
-        return torch.from_numpy(rows.astype(np.int64))
+        )
 
 
 def _load_decoder(stage: ResolvedStage) -> CodecDecoder:
-    name = str(stage.engine_args.get("dtype") or "auto").removeprefix("torch.")
-    if name not in _DTYPES:
-        raise ConfigError(
-            f"stage {stage.name} cannot use dtype {name!r}", where="dtype", hint=f"choose one of {', '.join(_DTYPES)}"
-        )
-    device = _DEVICES.get(stage.platform, stage.platform)
-    return CodecDecoder.load(find_codec(stage), device=device, dtype=_DTYPES[name])
-
-
-def _rows(payload: Payload, key: str) -> np.ndarray[Any, Any]:
-    """Return an array of the payload; one that is not there has no rows."""
-    found = payload.get(key)
-    return np.zeros((0, 0), np.int64) if found is None else np.atleast_1d(found)
+    return CodecDecoder.load(find_codec(stage), device=stage_device(stage), dtype=stage_dtype(stage))

@@ -4,17 +4,18 @@ A payload holds `codes` int32 [frames, codebooks]. The codec keeps a state for e
 payload of a continuation also holds `ref_codes`, the recording that the codec hears before the first new frame.
 
 Talkers of the delay pattern make rows in which codebook k is k steps late: frame t is row[t + k, k] for each k. Rows before and
-after the speech hold only pads, and so do the frames that they make.
+after the speech hold only pads, and so do the frames that they make. A continuation begins with the rows of its prompt
+(`begun_rows`): the talker completes the last frames of the recording, and the codec hears all of them.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 
 from omni_core.payload import Payload
 from omni_core.runner import Handoff, StageOutput
+from omni_models_moss.delay.pattern import aligned
+from omni_models_moss.rows import Frames
 from omni_models_moss.stream import ChunkPolicy
 
 CODES = "codes.audio"
@@ -36,42 +37,43 @@ def talker2codec(handoff: Handoff, output: StageOutput) -> Payload:
 
 def delayed_talker2codec_async_chunk(handoff: Handoff, output: StageOutput) -> Payload | None:
     """Return the next payload as `talker2codec_async_chunk` does, for a talker of the delay pattern."""
-    rows, late = _rows(output), handoff.state.get("late", _NONE)
-    if len(late):
-        rows = np.concatenate([late, rows]) if len(rows) else late
-    frames = _align(rows)
-    handoff.state["late"] = rows[len(frames) :]
-    return _next_chunk(handoff, _spoken(frames), finished=output.finished)
+    return _next_chunk(handoff, _completed(handoff, _rows(output)), finished=output.finished)
 
 
 def delayed_talker2codec(handoff: Handoff, output: StageOutput) -> Payload:
     """Return all frames of a request as one payload, for a talker of the delay pattern."""
-    return _payload(handoff, _spoken(_align(_rows(output))), first=True)
+    return _payload(handoff, _completed(handoff, _rows(output)), first=True)
 
 
-def _rows(output: StageOutput) -> np.ndarray[Any, Any]:
-    return np.asarray(output.tensors.get(CODES, _NONE), dtype=np.int32)
-
-
-def _align(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return the frames [n - codebooks + 1, codebooks] that the rows [n, codebooks] complete."""
-    books = rows.shape[1]
-    count = max(len(rows) - books + 1, 0)
-    return np.stack([rows[book : book + count, book] for book in range(books)], axis=1)
-
-
-def _spoken(frames: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return the frames that are not all pads."""
+def _completed(handoff: Handoff, rows: Frames) -> Frames:
+    """Return the spoken frames that these rows complete; those of a recording that is continued are kept to be heard first."""
+    state = handoff.state
+    if "late" not in state:
+        begun = handoff.inputs.get("begun_rows")
+        state["late"] = _NONE if begun is None else np.asarray(begun, dtype=np.int32)
+        state["begun"] = len(state["late"])
+    if len(state["late"]):
+        rows = np.concatenate([state["late"], rows]) if len(rows) else state["late"]
+    frames = aligned(rows)
+    state["late"] = rows[len(frames) :]
+    begun, frames = np.split(frames, [min(state["begun"], len(frames))])
+    state["begun"] -= len(begun)
+    if len(begun):
+        state["heard"] = np.concatenate([state["heard"], begun]) if "heard" in state else begun
     return frames[(frames != PAD).any(axis=1)]
 
 
-def _next_chunk(handoff: Handoff, frames: np.ndarray[Any, Any], *, finished: bool) -> Payload | None:
+def _rows(output: StageOutput) -> Frames:
+    return np.asarray(output.tensors.get(CODES, _NONE), dtype=np.int32)
+
+
+def _next_chunk(handoff: Handoff, frames: Frames, *, finished: bool) -> Payload | None:
     state = handoff.state
     if "policy" not in state:
         state["policy"] = ChunkPolicy.read(handoff.options, handoff.inputs.get("initial_codec_chunk_frames"))
         state["pending"], state["sent"] = [], 0
     policy: ChunkPolicy = state["policy"]
-    pending: list[np.ndarray[Any, Any]] = state["pending"]
+    pending: list[Frames] = state["pending"]
     if len(frames):
         pending.append(frames)
     if not finished and sum(map(len, pending)) < policy.size(state["sent"]):
@@ -81,8 +83,8 @@ def _next_chunk(handoff: Handoff, frames: np.ndarray[Any, Any], *, finished: boo
     return _payload(handoff, np.concatenate(pending) if pending else _NONE, first=state["sent"] == 1)
 
 
-def _payload(handoff: Handoff, frames: np.ndarray[Any, Any], *, first: bool) -> Payload:
+def _payload(handoff: Handoff, frames: Frames, *, first: bool) -> Payload:
     if not len(frames):
         return {}
-    continued = handoff.inputs.get("ref_codes") if first else None
+    continued = handoff.state.get("heard", handoff.inputs.get("ref_codes")) if first else None
     return {"codes": frames} if continued is None else {"codes": frames, "ref_codes": np.asarray(continued, dtype=np.int32)}

@@ -1,4 +1,4 @@
-"""The topology of MOSS-TTS: the talker, token by token, and the codec decoder, which keeps a state for each stream."""
+"""The topologies of MOSS-TTS: the talker, token by token, and the codec decoder, which keeps a state for each stream."""
 
 from __future__ import annotations
 
@@ -9,11 +9,17 @@ from omni_core.pipeline import ExecutionType, PipelineConfig, StagePipelineConfi
 
 _HANDOFF = "omni_models_moss.handoff"
 _LOCAL = "omni_models_moss.local"
+_DELAY = "omni_models_moss.delay"
+_REALTIME = "omni_models_moss.realtime"
 _IM_END = 151645
 """Ends a turn of the chat in the released tokenizer. Local ends with `audio_end`, which its input processor adds."""
+_CODEC_V1 = "OpenMOSS-Team/MOSS-Audio-Tokenizer"
+_CODEC_V2 = "OpenMOSS-Team/MOSS-Audio-Tokenizer-v2"
+_CODEC_NANO = "OpenMOSS-Team/MOSS-Audio-Tokenizer-Nano"
+CODEC_FOLDER = "audio_tokenizer"
 
 
-def _codec(model_stage: str, *, native: bool = False) -> StagePipelineConfig:
+def _codec(model_stage: str, codec: str, *, native: bool = False) -> StagePipelineConfig:
     return StagePipelineConfig(
         stage_id=1,
         model_stage=model_stage,
@@ -26,16 +32,19 @@ def _codec(model_stage: str, *, native: bool = False) -> StagePipelineConfig:
         sampling_constraints={"detokenize": True},
         supports_native_mrv2_data_plane=native,
         retains_state_across_chunks=True,
+        model_subdir=CODEC_FOLDER,
+        extras={"codec": codec},
     )
 
 
 def _talker(
     model_stage: str,
     constraints: Mapping[str, Any],
+    inputs: str,
+    codec: str,
     *,
     native: bool = False,
     handoff: str = "talker2codec",
-    inputs: str | None = None,
 ) -> StagePipelineConfig:
     return StagePipelineConfig(
         stage_id=0,
@@ -47,6 +56,7 @@ def _talker(
         async_chunk_process_next_stage_input_func=f"{_HANDOFF}:{handoff}_async_chunk",
         sampling_constraints=constraints,
         supports_native_mrv2_data_plane=native,
+        extras={"codec": codec},
     )
 
 
@@ -60,29 +70,52 @@ MOSS_TTS_LOCAL = PipelineConfig(
         _talker(
             "moss_tts_local",
             {"detokenize": False, "stop_token_ids": [_IM_END]},
+            f"{_LOCAL}.input:LocalInput",
+            _CODEC_V2,
             native=True,
-            inputs=f"{_LOCAL}.input:LocalInput",
         ),
-        _codec("moss_tts_local_codec", native=True),
+        _codec("moss_tts_local_codec", _CODEC_V2, native=True),
     ),
 )
 """MOSS-TTS Local 1.5: twelve codes of one frame at once, 48 kHz stereo."""
+
+MOSS_TTS_NANO = PipelineConfig(
+    model_type="moss_tts_nano",
+    model_arch="MossTTSNanoForCausalLM",
+    hf_architectures=("MossTTSNanoForCausalLM",),
+    default_deploy_config_name="moss_tts_nano.yaml",
+    speech=f"{_LOCAL}.speech:NanoSpeech",
+    stages=(
+        _talker("moss_tts_nano", {"detokenize": False}, f"{_LOCAL}.input:LocalInput", _CODEC_NANO),
+        _codec("moss_tts_nano_codec", _CODEC_NANO),
+    ),
+)
+"""MOSS-TTS Nano: Local in small, sixteen codes a frame, 48 kHz stereo."""
 
 MOSS_TTS_DELAY = PipelineConfig(
     model_type="moss_tts_delay",
     model_arch="MossTTSDelayModel",
     hf_architectures=("MossTTSDelayModel",),
+    default_deploy_config_name="moss_tts_delay.yaml",
+    speech=f"{_DELAY}.speech:DelaySpeech",
     stages=(
-        _talker("moss_tts", {"detokenize": False}, handoff="delayed_talker2codec"),
-        _codec("moss_tts_codec"),
+        _talker("moss_tts", {"detokenize": False}, f"{_DELAY}.input:DelayInput", _CODEC_V1, handoff="delayed_talker2codec"),
+        _codec("moss_tts_codec", _CODEC_V1),
     ),
 )
-"""MOSS-TTS, TTSD, VoiceGenerator and SoundEffect: codebook k comes k steps late."""
+"""MOSS-TTS, TTSD, VoiceGenerator and SoundEffect: codebook k comes k steps late, 24 kHz."""
 
 MOSS_TTS_REALTIME = PipelineConfig(
     model_type="moss_tts_realtime",
     model_arch="MossTTSRealtime",
     hf_architectures=("MossTTSRealtime",),
-    stages=(_talker("moss_tts_realtime", {"detokenize": False}), _codec("moss_tts_realtime_codec")),
+    default_deploy_config_name="moss_tts_realtime.yaml",
+    speech=f"{_REALTIME}.speech:RealtimeSpeech",
+    stages=(
+        _talker("moss_tts_realtime", {"detokenize": False}, f"{_REALTIME}.input:RealtimeInput", _CODEC_V1),
+        _codec("moss_tts_realtime_codec", _CODEC_V1),
+    ),
 )
-"""MOSS-TTS Realtime: text goes in while speech comes out."""
+"""MOSS-TTS Realtime: text goes in while speech comes out, 24 kHz."""
+
+PIPELINES = (MOSS_TTS_LOCAL, MOSS_TTS_NANO, MOSS_TTS_DELAY, MOSS_TTS_REALTIME)

@@ -8,24 +8,22 @@ from typing import TYPE_CHECKING
 
 from omni_core.hookspecs import hookimpl
 from omni_core.tiny import TinyModelEntry
-from omni_models_moss.pipeline import MOSS_TTS_DELAY, MOSS_TTS_LOCAL, MOSS_TTS_REALTIME
-from omni_models_moss.stream import check_edges, report_first_audio
+from omni_models_moss.pipeline import PIPELINES
+from omni_models_moss.stream import check_edges, check_first_audio
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
     from omni_core.pipeline import PipelineConfig
-    from omni_core.platforms import Platform
-    from omni_core.runner import RunnerEntry
     from omni_core.stage import ResolvedStage
 
-_PIPELINES = {pipeline.model_type: pipeline for pipeline in (MOSS_TTS_LOCAL, MOSS_TTS_DELAY, MOSS_TTS_REALTIME)}
+_OURS = frozenset(pipeline.model_type for pipeline in PIPELINES)
 
 
 @hookimpl
 def omni_pipelines() -> Iterable[PipelineConfig]:
     """Offer the pipelines of this package."""
-    return tuple(_PIPELINES.values())
+    return PIPELINES
 
 
 @hookimpl
@@ -33,14 +31,23 @@ def omni_architectures() -> Mapping[str, str]:
     """Map the architectures of this package to their classes."""
     return {
         "MossTTSLocalModel": "omni_models_moss.local.talker:MossTTSLocalTalker",
+        "MossTTSNanoForCausalLM": "omni_models_moss.local.talker:MossTTSNanoTalker",
+        "MossTTSDelayModel": "omni_models_moss.delay.talker:MossTTSDelayTalker",
+        "MossTTSRealtime": "omni_models_moss.realtime.talker:MossTTSRealtimeTalker",
         "MossTTSCodecDecoder": "omni_models_moss.code2wav:MossTTSCodecDecoder",
     }
 
 
 @hookimpl
 def omni_hf_configs() -> Mapping[str, str]:
-    """Map `moss_tts_local`, which transformers does not know, to its configuration class."""
-    return {"moss_tts_local": "omni_models_moss.local.config:MossTTSLocalConfig"}
+    """Map the models of this package, which transformers does not know, to their configuration classes."""
+    module = "omni_models_moss.hf_config"
+    return {
+        "moss_tts_local": f"{module}:MossTTSLocalConfig",
+        "moss_tts_nano": f"{module}:MossTTSNanoConfig",
+        "moss_tts_delay": f"{module}:MossTTSDelayConfig",
+        "moss_tts_realtime": f"{module}:MossTTSRealtimeConfig",
+    }
 
 
 @hookimpl
@@ -50,28 +57,37 @@ def omni_deploy_dirs() -> Iterable[Traversable]:
 
 
 @hookimpl
-def omni_stage_runner(stage: ResolvedStage, platform: Platform) -> RunnerEntry | None:
-    """Say which stages of this package's pipelines have no model class yet; the choice for all others is core's."""
-    from omni_core.runner import UNAVAILABLE
-
-    return UNAVAILABLE if stage.pipeline in _PIPELINES and stage.architecture_target is None else None
-
-
-@hookimpl
 def omni_config_resolved(stages: tuple[ResolvedStage, ...]) -> None:
-    """Check the chunk policy of this package's edges before anything starts, and log what has no effect."""
-    if stages and stages[0].pipeline in _PIPELINES:
+    """Check the options of this package's edges before anything starts, and say what has no effect."""
+    if stages and stages[0].pipeline in _OURS:
         check_edges(stages)
-        report_first_audio(stages)
+        check_first_audio(stages)
 
 
 @hookimpl
 def omni_tiny_models() -> Iterable[TinyModelEntry]:
     """Offer tiny checkpoints."""
+    noise = "with random weights: noise instead of speech"
     return (
         TinyModelEntry(
             name="moss_tts_local",
-            summary="MOSS-TTS Local 1.5 and its codec with random weights: stereo noise instead of speech",
+            summary=f"MOSS-TTS Local 1.5 and its codec {noise}, in stereo",
             target="omni_models_moss.local.tiny:build_tiny",
+        ),
+        TinyModelEntry(
+            name="moss_tts_nano",
+            summary=f"MOSS-TTS Nano and its codec {noise}, in stereo",
+            target="omni_models_moss.local.tiny_nano:build_tiny",
+        ),
+        TinyModelEntry(
+            name="moss_tts_delay",
+            summary=f"MOSS-TTS and its codec {noise}",
+            target="omni_models_moss.delay.tiny:build_tiny",
+            variants=("tts", "ttsd", "voice_generator", "sound_effect"),
+        ),
+        TinyModelEntry(
+            name="moss_tts_realtime",
+            summary=f"MOSS-TTS Realtime and its codec {noise}",
+            target="omni_models_moss.realtime.tiny:build_tiny",
         ),
     )

@@ -9,8 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from omni_core.deploy.notes import warn
 from omni_core.errors import ConfigError
 from omni_core.stage import ResolvedStage
+from omni_models_moss.pipeline import MOSS_TTS_LOCAL
 
 logger = logging.getLogger(__name__)
 
@@ -64,14 +66,30 @@ def check_edges(stages: Sequence[ResolvedStage]) -> None:
             check_options(edge.stream, f"connectors.{edge.connector}.extra")
 
 
-def report_first_audio(stages: Sequence[ResolvedStage]) -> None:
-    """Say once for each edge that `talker_first_audio` does nothing here (MO-02: a fallback, not an error)."""
+def check_first_audio(stages: Sequence[ResolvedStage]) -> None:
+    """Say once for each edge what `talker_first_audio` does (MO-02, MO-04): nothing in this version.
+
+    The default file of MOSS-TTS Local asks for it on CUDA, as the contract says; there the codec delivers the first piece, too,
+    which is a fallback and no error. Elsewhere somebody has asked for what cannot be.
+
+    Raises:
+        ConfigError: The pipeline is another than Local's, which has no such path (MO-05).
+    """
     for stage in stages:
-        if any(edge.stream.get("talker_first_audio") for edge in stage.outputs):
-            logger.info(
-                "stage %s: talker_first_audio has no effect here: this talker holds no decoder",
-                stage.name,
-            )
+        for edge in stage.outputs:
+            if not edge.stream.get("talker_first_audio"):
+                continue
+            if stage.pipeline != MOSS_TTS_LOCAL.model_type:
+                raise ConfigError(
+                    f"talker_first_audio is for MOSS-TTS Local on CUDA; the talker of {stage.pipeline} holds no decoder",
+                    where=f"connectors.{edge.connector}.extra",
+                    hint="leave it out: the codec delivers the first piece",
+                    param="talker_first_audio",
+                )
+            if stage.platform != "cuda":
+                warn(f"stage {stage.name}: talker_first_audio has no effect on {stage.platform}: it needs CUDA kernels")
+            else:
+                logger.info("stage %s: talker_first_audio has no effect here: this talker holds no decoder", stage.name)
 
 
 def check_options(options: Mapping[str, Any], where: str) -> None:

@@ -166,6 +166,47 @@ def test_new_weights_go_on_with_the_streams(tmp_path: Path, stage_of: StageOf) -
     assert np.abs(other - before[: 4 * FRAME]).max() > 0.01
 
 
+def test_a_model_that_has_slept_goes_on_with_its_streams(model: MossTTSCodecDecoder) -> None:
+    (whole,) = audio(model, chunk(model, codes=codes(6)))
+    state = model.begin("r", {})
+    (first,) = audio(model, chunk(model, state, codes=codes(6)[:3]))
+
+    model.sleep()
+    model.wake()
+
+    (second,) = audio(model, chunk(model, state, codes=codes(6)[3:]))
+    np.testing.assert_allclose(np.concatenate([first, second]), whole, atol=1e-5)
+
+
+def test_sleeping_moves_every_weight_and_no_stream(tiny_codec: Path, stage_of: StageOf) -> None:
+    """On the device `meta`, where nothing can be computed, what has not moved is seen."""
+    model = MossTTSCodecDecoder.load(stage_of(tiny_codec))
+    state = model.begin("r", {})
+    audio(model, chunk(model, state, codes=codes(2)))
+
+    model.decoder.move(torch.device("meta"))
+
+    weights = [tensor for tensor in _tensors(model.decoder) if not any(tensor is layer for layer in _memory(model))]
+    assert len(weights) > 20
+    assert {tensor.device.type for tensor in weights} == {"meta"}
+    assert {layer.device.type for layer in _memory(model)} == {"cpu"}
+
+
+def _memory(model: MossTTSCodecDecoder) -> list[torch.Tensor]:
+    return model.decoder._stack.memory._layers
+
+
+def _tensors(found: Any) -> list[torch.Tensor]:
+    """Return every tensor that an object of the codec holds."""
+    if isinstance(found, torch.Tensor):
+        return [found]
+    if isinstance(found, (list, tuple)):
+        return [tensor for item in found for tensor in _tensors(item)]
+    if type(found).__module__.startswith("omni_models_moss"):
+        return [tensor for item in vars(found).values() for tensor in _tensors(item)]
+    return []
+
+
 def test_a_codec_of_other_sizes_does_not_take_over(tmp_path: Path, stage_of: StageOf) -> None:
     write_codec(tmp_path, 1)
     model = MossTTSCodecDecoder.load(stage_of(tmp_path))

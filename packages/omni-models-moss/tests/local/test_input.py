@@ -58,7 +58,7 @@ def test_prompts_share_what_is_computed_only_if_their_frames_are_equal(
     def key(**payload: Any) -> str | None:
         return make({"text": "Hello", **payload}, {}).cache_key
 
-    recordings = [key(ref_audio=samples, ref_sample_rate=rate, continues=True) for samples in (noise[0], noise[1], noise[0])]
+    recordings = [key(ref_audio=samples, ref_audio_rate=rate, continues=True) for samples in (noise[0], noise[1], noise[0])]
     assert key() == key(text="Other words") == ""
     assert recordings[0] == recordings[2]
     assert len({None, "", *recordings}) == 4

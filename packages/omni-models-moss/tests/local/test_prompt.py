@@ -8,7 +8,8 @@ import pytest
 
 from omni_core.modelkit.tokenizer import TextTokenizer
 from omni_models_moss.local.checkpoint import Checkpoint
-from omni_models_moss.local.prompt import NO_CODE, make_rows
+from omni_models_moss.local.prompt import make_rows
+from omni_models_moss.rows import NO_CODE
 
 
 def test_rows_equal_the_reference(case: Any) -> None:

@@ -12,7 +12,8 @@ import pytest
 from omni_core.errors import RequestError
 from omni_core.model_info import ModelInfo
 from omni_core.speech import ReferenceAudio, SpeechPrompt
-from omni_models_moss.local.speech import LocalSpeech, join_texts
+from omni_models_moss.local.speech import LocalSpeech
+from omni_models_moss.speech import join_texts
 
 RECORDING = ReferenceAudio(np.zeros((48000, 2), np.float32), 48000)
 

@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING
 from omni_core.hookspecs import hookimpl
 from omni_core.tiny import TinyModelEntry
 from omni_models_qwen.qwen2_5_omni.pipeline import QWEN2_5_OMNI, QWEN2_5_OMNI_THINKER_ONLY
-from omni_models_qwen.qwen2_5_omni.pipeline import THINKER as QWEN2_5_THINKER
 from omni_models_qwen.qwen3_omni import deploy_checks as qwen3_omni_checks
 from omni_models_qwen.qwen3_omni.pipeline import QWEN3_OMNI_MOE, QWEN3_OMNI_MOE_THINKER_ONLY, silent_pipeline
-from omni_models_qwen.qwen3_omni.pipeline import THINKER as QWEN3_THINKER
 from omni_models_qwen.qwen3_tts import deploy_checks as qwen3_tts_checks
 from omni_models_qwen.qwen3_tts.pipeline import QWEN3_TTS, QWEN3_TTS_FUSED
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
+    from omni_core.capabilities import ModelCapabilities
     from omni_core.model_info import ModelInfo
     from omni_core.pipeline import PipelineConfig
     from omni_core.platforms import Platform
@@ -36,8 +35,11 @@ _PIPELINES = {
         QWEN3_OMNI_MOE_THINKER_ONLY,
     )
 }
-_OF_VLLM = frozenset({QWEN2_5_THINKER, QWEN3_THINKER})
-"""Architectures whose classes vLLM itself has."""
+_CAPTURES = {
+    "Qwen2_5OmniThinkerForConditionalGeneration": "omni_models_qwen.qwen2_5_omni.capture:captured",
+    "Qwen3OmniMoeThinkerForConditionalGeneration": "omni_models_qwen.qwen3_omni.capture:captured",
+}
+"""vLLM's classes of thinkers by name, and which of their states a talker reads."""
 _CHECKS = {
     QWEN3_TTS.model_type: qwen3_tts_checks.check_stages,
     QWEN3_TTS_FUSED.model_type: qwen3_tts_checks.check_stages,
@@ -63,6 +65,10 @@ def omni_architectures() -> Mapping[str, str]:
     return {
         "Qwen3TTSTalkerForConditionalGeneration": "omni_models_qwen.qwen3_tts.talker:Qwen3TTSTalker",
         "Qwen3TTSCode2Wav": "omni_models_qwen.qwen3_tts.code2wav:Qwen3TTSCode2Wav",
+        "Qwen2_5OmniTalkerForConditionalGeneration": "omni_models_qwen.qwen2_5_omni.talker:Qwen2_5OmniTalker",
+        "Qwen2_5OmniToken2Wav": "omni_models_qwen.qwen2_5_omni.token2wav:Qwen2_5OmniToken2Wav",
+        "Qwen3OmniMoeTalkerForConditionalGeneration": "omni_models_qwen.qwen3_omni.talker:Qwen3OmniTalker",
+        "Qwen3OmniMoeCode2Wav": "omni_models_qwen.qwen3_omni.code2wav:Qwen3OmniCode2Wav",
     }
 
 
@@ -80,14 +86,18 @@ def omni_deploy_dirs() -> Iterable[Traversable]:
 
 @hookimpl
 def omni_stage_runner(stage: ResolvedStage, platform: Platform) -> RunnerEntry | None:
-    """Choose for talkers whose process makes audio, and say which stages have no model class yet; all others are core's."""
-    from omni_core.runner import UNAVAILABLE
+    """Choose for talkers whose process makes audio; all other stages run on core's."""
+    return qwen3_tts_checks.talker_runner(stage) if stage.pipeline in _PIPELINES else None
 
-    if stage.pipeline not in _PIPELINES:
-        return None
-    if stage.architecture_target is None and stage.architecture not in _OF_VLLM:
-        return UNAVAILABLE
-    return qwen3_tts_checks.talker_runner(stage)
+
+@hookimpl
+def omni_model_capabilities(model_class: type) -> ModelCapabilities | None:
+    """Take the states that talkers read out of vLLM's own thinkers."""
+    from omni_core.capabilities import HiddenCapture, ModelCapabilities
+
+    is_vllm = model_class.__module__.startswith("vllm.")
+    target = _CAPTURES.get(model_class.__name__) if is_vllm else None
+    return None if target is None else ModelCapabilities(capture=HiddenCapture(target))
 
 
 @hookimpl
@@ -99,12 +109,23 @@ def omni_config_resolved(stages: tuple[ResolvedStage, ...]) -> None:
 
 @hookimpl
 def omni_tiny_models() -> Iterable[TinyModelEntry]:
-    """Offer tiny Qwen3-TTS checkpoints."""
+    """Offer tiny checkpoints."""
     return (
         TinyModelEntry(
             name="qwen3_tts",
             summary="Qwen3-TTS 12 Hz with random weights: noise instead of speech, through the whole pipeline",
             target="omni_models_qwen.qwen3_tts.tiny:build_tiny",
             variants=("custom_voice", "base", "voice_design"),
+        ),
+        TinyModelEntry(
+            name="qwen2_5_omni",
+            summary="Qwen2.5-Omni with random weights: answers text, audio and images with noise, written and spoken",
+            target="omni_models_qwen.qwen2_5_omni.tiny:build_tiny",
+        ),
+        TinyModelEntry(
+            name="qwen3_omni_moe",
+            summary="Qwen3-Omni with random weights: answers text, audio and images with noise, written and spoken",
+            target="omni_models_qwen.qwen3_omni.tiny:build_tiny",
+            variants=("instruct", "thinking"),
         ),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +17,6 @@ def tiny_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny") / "base"
     build_tiny(folder, "base", 3)
     return folder
-
-
-@pytest.fixture
-def inference() -> Iterator[None]:
-    """Run a test as the light runner runs a model: one thread, no gradients."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with torch.inference_mode():
-        yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

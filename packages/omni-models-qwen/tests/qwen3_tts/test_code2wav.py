@@ -14,7 +14,8 @@ from omni_core.errors import ConfigError, RequestError
 from omni_core.payload import decode_payload, encode_payload
 from omni_core.runner import LightChunk, StageInput
 from omni_core.stage import ResolvedEdge, ResolvedStage
-from omni_models_qwen.qwen3_tts.code2wav import Qwen3TTSCode2Wav, allow_tf32
+from omni_models_qwen.qwen3_tts.code2wav import Qwen3TTSCode2Wav
+from omni_models_qwen.talking.decoding import allow_tf32
 
 pytestmark = pytest.mark.engine
 

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 
 from omni_core import AsyncOmni
+from omni_core.observe import series
+from omni_core.observe.registry import Registry
 from omni_core.request import OmniOutput
 
 pytestmark = [
@@ -70,6 +72,51 @@ def _run(folder: Path, deploy: Path, cases: list[Any]) -> tuple[list[str], list[
             return [stage.runner for stage in omni.pipeline.stages], alone, list(together)
 
     return asyncio.run(collect())
+
+
+@pytest.mark.parametrize("path", ["fused", "two-first"])
+def test_frames_tokens_and_seconds_are_counted_once(
+    path: str, golden_folder: Path, cases_of: Callable[[Path], list[Any]], tmp_path: Path
+) -> None:
+    """A stage that decodes what it made itself has made it, and not taken it in as well."""
+    deploy = tmp_path / "mine.yaml"
+    deploy.write_text(PATHS[path])
+    case = cases_of(golden_folder)[0]
+
+    async def speak() -> tuple[list[OmniOutput], Registry]:
+        async with AsyncOmni(str(golden_folder), deploy_config=str(deploy)) as omni, asyncio.timeout(200):
+            outputs = await _speak(omni, case)
+            # A stage tells its numbers with its heartbeats, and the last ones may be under way.
+            registry, last = omni.telemetry.registry, len(omni.pipeline.stages) - 1
+            while registry.get(series.AUDIO_SECONDS, **_labels(last)) < _seconds(outputs) - 1e-6 or min(
+                registry.get(series.FRAMES, **_labels(stage)) for stage in range(last + 1)
+            ) < _frames(outputs):
+                await asyncio.sleep(0.1)
+            return outputs, registry
+
+    outputs, metrics = asyncio.run(speak())
+
+    frames = _frames(outputs)
+    tokens = sum(output.metrics.get("generated_tokens", 0) for output in outputs)
+    last = 0 if path == "fused" else 1
+    assert metrics.get(series.AUDIO_SECONDS, **_labels(last)) == pytest.approx(_seconds(outputs))
+    assert metrics.get(series.FRAMES, **_labels(0)) == frames
+    if path == "fused":
+        assert metrics.get(series.TOKENS, **_labels(0)) == tokens
+    else:
+        assert metrics.get(series.FRAMES, **_labels(1)) == frames
+
+
+def _labels(stage: int) -> dict[str, str]:
+    return {"stage": str(stage), "replica": "0"}
+
+
+def _frames(outputs: list[OmniOutput]) -> int:
+    return sum(len(output.tensors["codes"]) for output in outputs if "codes" in output.tensors)
+
+
+def _seconds(outputs: list[OmniOutput]) -> float:
+    return sum(len(output.data) for output in outputs if output.data is not None) / 24000
 
 
 def _check(case: Any, outputs: list[OmniOutput]) -> None:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import multiprocessing
-import multiprocessing.util
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +17,7 @@ import pytest
 from omni_core.model_info import ModelInfo
 from omni_core.runner import StageInput
 from omni_core.stage import ResolvedStage
+from omni_core.testing.ar_stage import running_stage
 from omni_models_qwen.qwen3_tts.handoff import CODES
 from omni_models_qwen.qwen3_tts.speech import Qwen3TTSSpeech
 
@@ -27,6 +25,7 @@ from omni_models_qwen.qwen3_tts.speech import Qwen3TTSSpeech
 pytestmark = [
     pytest.mark.engine,
     pytest.mark.slow,
+    pytest.mark.usefixtures("engine_process"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
@@ -38,34 +37,6 @@ ENGINE = {
     "max_model_len": 512,
     "kv_cache_memory_bytes": 64 << 20,
 }
-
-
-@pytest.fixture(autouse=True)
-def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    # An engine's start sets these in this process; they must not reach the next test.
-    for name in ("VLLM_USE_V2_MODEL_RUNNER", "VLLM_ALLOW_LONG_MAX_MODEL_LEN", "VLLM_NO_USAGE_STATS"):
-        monkeypatch.setenv(name, os.environ.get(name, ""))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _fork_server() -> None:
-    # The first engine core pays for the imports, the others are forked from there.
-    multiprocessing.util.get_temp_dir()  # the server's socket is in it, so it must outlive a test's own folder
-    multiprocessing.set_forkserver_preload(["omni_core.engine.ar.preload"])
-
-
-@asynccontextmanager
-async def _running(stage: ResolvedStage) -> AsyncIterator[Any]:
-    from omni_core.engine.ar.runner import ArRunner
-
-    runner = ArRunner(stage)
-    try:
-        await runner.start()
-        yield runner
-    finally:
-        await runner.stop()
 
 
 def _request(case: Any, speech: Qwen3TTSSpeech, name: str) -> StageInput:
@@ -99,7 +70,7 @@ def test_codes_equal_the_reference_alone_and_in_company(
     speech = Qwen3TTSSpeech(model_info(golden_folder))
 
     async def run() -> tuple[list[Any], list[Any]]:
-        async with _running(stage_of(golden_folder, engine_args=ENGINE)) as runner, asyncio.timeout(120):
+        async with running_stage(stage_of(golden_folder, engine_args=ENGINE)) as runner:
             alone = [await _speak(runner, _request(case, speech, "alone")) for case in cases]
             together = await asyncio.gather(*(_speak(runner, _request(case, speech, "together")) for case in cases))
             return alone, together
@@ -122,7 +93,7 @@ def test_a_seed_decides_sampled_speech(
     sampling = {"temperature": 0.9, "top_k": 50, "min_tokens": 6, "max_tokens": 6, "stop_token_ids": [2150]}
 
     async def run() -> list[list[list[int]]]:
-        async with _running(stage_of(data_folder, engine_args=ENGINE)) as runner, asyncio.timeout(120):
+        async with running_stage(stage_of(data_folder, engine_args=ENGINE)) as runner:
             requests = [StageInput(f"r{i}", inputs, {**sampling, "seed": seed}) for i, seed in enumerate((1, 1, 2))]
             return [frames for frames, _ in await asyncio.gather(*(_speak(runner, request) for request in requests))]
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,46 +31,9 @@ GREEDY = [MtpSampling(do_sample=False)]
 
 
 @pytest.fixture(scope="module")
-def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """vLLM's layers ask for their rank; here there is one."""
-    from vllm.config import VllmConfig, set_current_vllm_config
-    from vllm.distributed import (
-        destroy_distributed_environment,
-        destroy_model_parallel,
-        init_distributed_environment,
-        initialize_model_parallel,
-    )
-
-    torch.set_num_threads(1)
-    place = tmp_path_factory.mktemp("rank") / "store"
-    with set_current_vllm_config(VllmConfig()):
-        init_distributed_environment(1, 0, f"file://{place}", 0, "gloo")
-        initialize_model_parallel(1, 1)
-    yield
-    destroy_model_parallel()
-    destroy_distributed_environment()
-
-
-@pytest.fixture(scope="module")
-def make_talker(one_rank: None, stage_of: Callable[..., ResolvedStage]) -> Callable[[Path], Any]:
+def make_talker(unloaded: Callable[[ResolvedStage], Any], stage_of: Callable[..., ResolvedStage]) -> Callable[[Path], Any]:
     """Return an unloaded talker over a checkpoint folder."""
-    from vllm.config import set_current_vllm_config
-    from vllm.utils.torch_utils import set_default_torch_dtype
-
-    from omni_core.engine.ar.engine_args import build_engine_args
-    from omni_core.engine.ar.model_class import capabilities_of, load_model_class
-    from omni_core.engine.vllm_plugin import register
-
-    def make(folder: Path) -> Any:
-        register()
-        stage = stage_of(folder, engine_args=ENGINE)
-        assert stage.architecture_target is not None
-        kind = load_model_class(stage.architecture, stage.architecture_target, where="test")
-        config = build_engine_args(stage, capabilities_of(kind)).create_engine_config()
-        with set_current_vllm_config(config), set_default_torch_dtype(torch.float32):
-            return kind(vllm_config=config)
-
-    return make
+    return lambda folder: unloaded(stage_of(folder, engine_args=ENGINE))
 
 
 def _weights(folder: Path) -> dict[str, Any]:

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
-import multiprocessing.util
-import os
 import shutil
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +15,7 @@ from omni_core.model_info import ModelInfo
 from omni_core.request import LoraAdapter
 from omni_core.runner import StageInput
 from omni_core.stage import ResolvedStage
+from omni_core.testing.ar_stage import running_stage
 from omni_models_qwen.qwen3_tts.handoff import CODES
 from omni_models_qwen.qwen3_tts.speech import Qwen3TTSSpeech
 
@@ -48,39 +45,10 @@ CHANGED = (
 SAMPLING = {"temperature": 0.0, "min_tokens": 12, "max_tokens": 12, "stop_token_ids": [2150], "detokenize": False}
 
 
-@pytest.fixture(autouse=True)
-def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    # An engine's start sets these in this process; they must not reach the next test.
-    for name in ("VLLM_USE_V2_MODEL_RUNNER", "VLLM_ALLOW_LONG_MAX_MODEL_LEN", "VLLM_NO_USAGE_STATS"):
-        monkeypatch.setenv(name, os.environ.get(name, ""))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _fork_server() -> None:
-    # The first engine core pays for the imports, the others are forked from there.
-    multiprocessing.util.get_temp_dir()  # the server's socket is in it, so it must outlive a test's own folder
-    multiprocessing.set_forkserver_preload(["omni_core.engine.ar.preload"])
-
-
 @pytest.fixture
 def inputs(data_folder: Path, cases_of: Callable[[Path], list[Any]], model_info: Callable[[Path], ModelInfo]) -> Any:
     """A request's inputs."""
     return Qwen3TTSSpeech(model_info(data_folder)).prepare(cases_of(data_folder)[0].prompt).inputs
-
-
-@asynccontextmanager
-async def _running(stage: ResolvedStage) -> AsyncIterator[Any]:
-    from omni_core.engine.ar.runner import ArRunner
-
-    runner = ArRunner(stage)
-    try:
-        await runner.start()
-        async with asyncio.timeout(120):
-            yield runner
-    finally:
-        await runner.stop()
 
 
 async def _codes(runner: Any, name: str, inputs: Any, lora: LoraAdapter | None = None) -> list[list[int]]:
@@ -118,14 +86,14 @@ def test_weights_are_read_again_from_what_the_checkpoint_holds_then(
     stage = stage_of(folder, engine_args={**ENGINE, **lora})
 
     async def run() -> list[Any]:
-        async with _running(stage) as runner:
+        async with running_stage(stage) as runner:
             codes = [await _codes(runner, "before", inputs)]
             await runner.call("reload_weights", {})
             codes.append(await _codes(runner, "same", inputs))
             _change(folder)
             await runner.call("reload_weights", {})
             codes.append(await _codes(runner, "changed", inputs))
-        async with _running(stage) as fresh:
+        async with running_stage(stage) as fresh:
             codes.append(await _codes(fresh, "fresh", inputs))
         return codes
 
@@ -147,10 +115,10 @@ def test_an_adapter_changes_the_codes_of_the_requests_that_ask_for_it(
     other = LoraAdapter("other", str(build_adapter(tmp_path / "other", layers, size=0.3)))
 
     async def run() -> tuple[Any, Any]:
-        async with _running(stage_of(data_folder, engine_args=ENGINE)) as plain:
+        async with running_stage(stage_of(data_folder, engine_args=ENGINE)) as plain:
             alone = await _codes(plain, "plain", inputs)
         lora = {"enable_lora": True, "max_lora_rank": 8, "max_loras": 2}
-        async with _running(stage_of(data_folder, engine_args={**ENGINE, **lora})) as runner:
+        async with running_stage(stage_of(data_folder, engine_args={**ENGINE, **lora})) as runner:
             wanted = {"none": None, "zero": zero, "other": other, "none again": None}
             found = await asyncio.gather(*(_codes(runner, name, inputs, adapter) for name, adapter in wanted.items()))
             return alone, dict(zip(wanted, found, strict=True))

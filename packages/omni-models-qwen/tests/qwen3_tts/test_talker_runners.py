@@ -268,6 +268,21 @@ async def test_operators_calls_reach_the_decoder_where_they_concern_it(stage: Re
     assert codec.log == ["reload_weights", "sleep", "wake_up"]
 
 
+async def test_prefix_cache_of_the_single_stage_is_not_reset_under_running_requests(
+    stage: ResolvedStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TT-07."""
+    talker = Talker(stage, [])
+    runner = fused(stage, talker, Codec(stage))
+
+    assert await runner.call("reset_prefix_cache", {"reset_running_requests": True}) is False
+    assert talker.log == []
+    assert await runner.call("reset_prefix_cache", {}) is True  # the engine's own matter
+    monkeypatch.setattr(talker, "load", lambda: {"held": 0})
+    assert await runner.call("reset_prefix_cache", {"reset_running_requests": True}) is True
+    assert talker.log == ["reset_prefix_cache"] * 2
+
+
 async def test_talker_is_untouched_where_the_decoder_refuses(stage: ResolvedStage) -> None:
     talker, codec = Talker(stage, []), Codec(stage)
     codec.refuses = "sleep"

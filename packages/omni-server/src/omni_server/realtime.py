@@ -24,6 +24,7 @@ from omni_server.web_socket import CloseCode, EventSocket, SlowClientError, Sock
 
 if TYPE_CHECKING:
     from omni_duplex.manager import Attachment, SessionManager
+    from omni_duplex.model import SessionConfig
     from omni_duplex.protocol.ga import GaDialect
 
 logger = logging.getLogger(__name__)
@@ -126,9 +127,15 @@ class RealtimeConnection:
         dialect = choose_dialect(self._raw)()
         if dialect.resumable and self._query.get("resume", "").lower() in ("1", "true"):
             return await self._resume(manager)
-        dialect.check_updates(manager.model.validate_update)
         config = first_config(manager, self._query.get("model") or self._context.model_names[0])
-        return manager.attach(await manager.open(dialect, config))
+        actor = await manager.open(dialect, config)
+
+        def check(old: SessionConfig, new: SessionConfig) -> None:
+            manager.model.validate_update(old, new)
+            actor.check_update(old, new)
+
+        dialect.check_updates(check)
+        return manager.attach(actor)
 
     async def _resume(self, manager: SessionManager) -> Attachment:
         """Return the session that the client's first message names."""

@@ -104,6 +104,8 @@ class ServeCommand:
         from omni_server.app import build_app
 
         state = ServerState(sessions=make_sessions(engine))
+        if state.sessions is not None and not await stop.or_done(_warm_up(state.sessions, settings)):
+            return
         app = build_app(engine, settings, state=state)
         server = _make_server(app, args, lambda: listening.announce(sock, args.host))
         listening.allow_restart(sock)
@@ -140,6 +142,13 @@ def make_sessions(engine: Engine) -> SessionManager | None:
         hint = "pip install omni-duplex, or set session_mode: turn"
         raise DependencyError("omni-duplex is not installed", where="session_mode: duplex", hint=hint) from error
     return make_manager(engine, pipeline)  # type: ignore[arg-type]
+
+
+async def _warm_up(sessions: SessionManager, settings: ServerSettings) -> None:
+    """Let the sessions' replicas hear silence, where the deployment asks for it, before anybody can connect."""
+    from omni_duplex.service import first_config
+
+    await sessions.warm_up(first_config(sessions, settings.model))
 
 
 async def _tell(engine: Engine, interval_s: float | None) -> None:

@@ -106,7 +106,7 @@ class Command:
         """What it has said."""
         return self.log.read_text(errors="replace")
 
-    def wait_for(self, text: str, timeout_s: float = 120.0) -> str:
+    def wait_for(self, text: str, timeout_s: float = 240.0) -> str:
         """Return the first line with `text` once it is there.
 
         Raises:
@@ -121,7 +121,7 @@ class Command:
                 raise AssertionError(f"{text!r} never came:\n{self.text[-3000:]}")
             time.sleep(0.05)
 
-    def exit_code(self, timeout_s: float = 60.0) -> int:
+    def exit_code(self, timeout_s: float = 120.0) -> int:
         """Return its exit code once it has ended by itself."""
         return self.process.wait(timeout_s)
 

@@ -1,20 +1,28 @@
-"""Anonymous shared memory: an edge's arena with its slots, and memory that holds one large payload."""
+"""Anonymous shared memory with slots: the arena of an edge, and memory for one large payload at a time."""
 
 from __future__ import annotations
 
 import fcntl
 import mmap
 import os
+from typing import Any
 
 import numpy as np
 
 from omni_core.connector import ConnectorError, PayloadNotReady
 from omni_core.payload import EncodedPayload
 
+AREA_HEADER = 64
+"""Bytes in front of an area's slots. Word 0: whether the sender waits for room and wants to hear of freed slots."""
 SLOT_HEADER = 64
-"""Bytes in front of a slot's payload: word 0 is the payload's id, written by the sender; word 1 is the id of the payload
-that was consumed, written by the receiver. The payload is there while word 0 is its id and word 1 is not."""
-_ID, _CONSUMED = 0, 1
+"""Bytes in front of a slot's payload: four words, each written by one side only.
+
+The payload's id, by the sender, once the payload is there. Then by the receiver: the id of the payload that it took, the number
+of its connection, and the id of the payload that it gave back. A payload is there while the first is its id; its slot is in use
+while the second is its id and the last is not.
+"""
+_ID, _TAKEN, _TAKER, _GIVEN_BACK = range(4)
+_COPY_WITHOUT_LOCK_BYTES = 65536
 
 
 def create_memory(name: str, nbytes: int) -> int:
@@ -49,97 +57,107 @@ def check_memory(fd: int, at_least: int) -> int:
     return size
 
 
-def write_payload(fd: int, payload: EncodedPayload) -> None:
-    """Write a payload to the start of memory. The interpreter lock is free meanwhile.
-
-    Raises:
-        OSError: There is not so much memory.
-    """
-    for offset, piece in payload.pieces():
-        view, done = memoryview(piece), 0
-        while done < view.nbytes:
-            done += os.pwrite(fd, view[done:], offset + done)
-
-
-def map_payload(fd: int, nbytes: int) -> memoryview:
-    """Return a payload's own memory; it is freed with the last array that views it.
-
-    Raises:
-        ConnectorError: The memory is not of that size.
-    """
-    if check_memory(fd, nbytes) != nbytes:
-        raise ConnectorError(f"the sender passed memory of another size than the {nbytes} bytes of its handle")
-    return memoryview(mmap.mmap(fd, nbytes))
-
-
-class Arena:
-    """The memory of one edge, mapped into this process. Owns its file descriptor."""
+class Area:
+    """Shared memory with slots, mapped into this process. Offsets are those of slots, which begin behind the area's header."""
 
     def __init__(self, fd: int) -> None:
-        self.fd = fd
         try:
-            self.size = check_memory(fd, SLOT_HEADER)
-            self._map = mmap.mmap(fd, self.size)
+            self.size = check_memory(fd, AREA_HEADER + SLOT_HEADER) - AREA_HEADER
+            self._map = mmap.mmap(fd, AREA_HEADER + self.size)
         except (OSError, ConnectorError):
             os.close(fd)
             raise
+        self.fd = fd
         self._bytes = memoryview(self._map)
         self._words = self._bytes.cast("Q")
 
     @classmethod
-    def create(cls, nbytes: int) -> Arena:
-        """Return an arena whose memory is all there, so that no write to it can fail.
+    def create(cls, nbytes: int, name: str = "omni-arena") -> Area:
+        """Return an area whose memory is all there, so that no write to it can fail.
 
         Raises:
             OSError: There is not so much memory.
         """
-        fd = create_memory("omni-arena", nbytes)
+        fd = create_memory(name, AREA_HEADER + nbytes)
         try:
-            os.posix_fallocate(fd, 0, nbytes)
+            os.posix_fallocate(fd, 0, AREA_HEADER + nbytes)
         except OSError:
             os.close(fd)
             raise
         return cls(fd)
 
+    # The sender's side.
+
     def write(self, offset: int, payload_id: int, payload: EncodedPayload) -> None:
-        """Write a payload into the slot at `offset`; it can be read as soon as its id is there."""
-        start = offset + SLOT_HEADER
-        payload.write_into(self._bytes[start : start + payload.nbytes])
-        self._words[offset // 8 + _ID] = payload_id
+        """Write a payload into the slot at `offset`; it can be taken as soon as its id is there."""
+        start = AREA_HEADER + offset + SLOT_HEADER
+        for place, piece in payload.pieces():
+            begin, end = start + place, start + place + len(piece)
+            if len(piece) >= _COPY_WITHOUT_LOCK_BYTES:
+                # numpy lets other threads run meanwhile, a memoryview does not.
+                np.copyto(np.frombuffer(self._bytes, np.uint8, len(piece), begin), np.frombuffer(piece, np.uint8))
+            else:
+                self._bytes[begin:end] = piece
+        self._words[(AREA_HEADER + offset) // 8 + _ID] = payload_id
 
     def retract(self, offset: int) -> None:
-        """Make the payload in the slot at `offset` unreadable."""
-        self._words[offset // 8 + _ID] = 0
+        """Let nobody take the payload in the slot at `offset` any more."""
+        self._words[(AREA_HEADER + offset) // 8 + _ID] = 0
 
-    def consumed(self, offset: int, payload_id: int) -> bool:
-        """Return whether the receiver has marked this payload as consumed."""
-        return self._words[offset // 8 + _CONSUMED] == payload_id
+    def taker(self, offset: int, payload_id: int) -> int | None:
+        """Return the number of the connection whose receiver took this payload, or None."""
+        word = (AREA_HEADER + offset) // 8
+        return self._words[word + _TAKER] if self._words[word + _TAKEN] == payload_id else None
 
-    def consume(self, offset: int, payload_id: int, nbytes: int) -> memoryview:
-        """Copy a payload out and mark it as consumed.
+    def given_back(self, offset: int, payload_id: int) -> bool:
+        """Return whether the receiver has no use for this payload's slot any more."""
+        return self._words[(AREA_HEADER + offset) // 8 + _GIVEN_BACK] == payload_id
+
+    def want_news(self, wanted: bool) -> None:
+        """Say whether the sender wants to hear of slots that are given back."""
+        self._words[0] = int(wanted)
+
+    # The receiver's side.
+
+    def take(self, offset: int, payload_id: int, nbytes: int, connection: int) -> np.ndarray[Any, Any]:
+        """Return a view of a payload that is this receiver's until it gives it back.
 
         Raises:
-            PayloadNotReady: It was consumed or retracted before, or is retracted meanwhile.
+            PayloadNotReady: It was taken or cleaned up before.
             ConnectorError: No slot can lie there.
         """
-        start = offset + SLOT_HEADER
-        if offset < 0 or offset % SLOT_HEADER or nbytes < 0 or start + nbytes > self.size:
-            raise ConnectorError(f"the handle names bytes {start} to {start + nbytes} of an arena of {self.size}")
-        word = offset // 8
-        if self._words[word + _ID] != payload_id or self.consumed(offset, payload_id):
+        start = AREA_HEADER + offset + SLOT_HEADER
+        if offset < 0 or offset % SLOT_HEADER or nbytes < 0 or offset + SLOT_HEADER + nbytes > self.size:
+            raise ConnectorError(f"the handle names bytes {start} to {start + nbytes} of an area of {self.size}")
+        word = (AREA_HEADER + offset) // 8
+        words = self._words
+        if words[word + _ID] != payload_id or words[word + _TAKEN] == payload_id:
             raise PayloadNotReady(f"payload {payload_id} was fetched or cleaned up before")
-        copy = np.empty(nbytes, np.uint8)
-        copy[:] = np.frombuffer(self._bytes, np.uint8, nbytes, start)
-        if self._words[word + _ID] != payload_id:
-            raise PayloadNotReady(f"payload {payload_id} was cleaned up while it was read")
-        self._words[word + _CONSUMED] = payload_id
-        return copy.data
+        words[word + _TAKER] = connection
+        words[word + _TAKEN] = payload_id
+        # The sender retracts first and looks for takers a moment later: one of the two sees the other.
+        if words[word + _ID] != payload_id:
+            words[word + _GIVEN_BACK] = payload_id
+            raise PayloadNotReady(f"payload {payload_id} was cleaned up while it was taken")
+        return np.frombuffer(self._map, np.uint8, nbytes, start)
+
+    def give_back(self, offset: int, payload_id: int) -> bool:
+        """Give a slot back; return whether the sender waits for that."""
+        self._words[(AREA_HEADER + offset) // 8 + _GIVEN_BACK] = payload_id
+        return self._words[0] != 0
+
+    def close_descriptor(self) -> None:
+        """Close the descriptor, which the mapping does not need."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
 
     def close(self) -> None:
-        """Unmap the memory. May be called twice."""
-        if self.fd >= 0:
+        """Unmap the memory, or leave that to the last array that views it. May be called twice."""
+        self.close_descriptor()
+        try:
             self._words.release()
             self._bytes.release()
             self._map.close()
-            os.close(self.fd)
-            self.fd = -1
+        except BufferError:
+            return  # an array still views it, and unmaps it with its own end

@@ -1,23 +1,33 @@
-"""The receiving end: connects to a sender when its first handle arrives, and takes payloads out of its memory."""
+"""The receiving end: connects to a sender when its first handle arrives, and takes payloads in its memory.
+
+A payload's arrays are views of its slot, which is given back when the last of them is gone; a small one is copied at once.
+"""
 
 from __future__ import annotations
 
 import os
 import select
-import socket
 import threading
 import time
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from omni_connectors.shm import wire
-from omni_connectors.shm.memory import Arena, map_payload
+from omni_connectors.shm.areas import ARENA
+from omni_connectors.shm.memory import Area
 from omni_core.connector import ConnectorEdge, ConnectorError, PayloadNotReady, PeerGone
 from omni_core.payload import decode_payload
 
+COPY_LIMIT_BYTES = 2**16
+"""Payloads up to this size are copied: that costs less than to watch over their views, and keeps no slot in use."""
 _handles = msgspec.msgpack.Decoder(wire.Handle)
+
+
+_outliving: set[_Link] = set()
+"""Closed links whose areas are viewed; nothing else may keep them."""
 
 
 class Receiver:
@@ -28,6 +38,7 @@ class Receiver:
         self._lock = threading.Lock()
         self._links: dict[int, _Link] = {}
         self._closed = False
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def get(self, handle: bytes, timeout_s: float) -> dict[str, Any]:
         """Return the payload of a handle.
@@ -44,11 +55,7 @@ class Receiver:
             if self._closed:
                 raise ConnectorError("the connector is closed", where=self._edge.name)
             link = self._link(place.replica, deadline)
-            if place.offset is not None:
-                data = link.arena.consume(place.offset, place.payload_id, place.nbytes)
-                link.tell_consumed(place.payload_id)
-            else:
-                data = link.fetch(place.payload_id, place.nbytes, deadline)
+            data = link.take(place, deadline)
         return decode_payload(data)
 
     def _link(self, replica: int, deadline: float) -> _Link:
@@ -59,28 +66,35 @@ class Receiver:
             link.close()
             link = None
         if link is None:
-            link = self._links[replica] = _Link(self._edge, replica, deadline)
+            link = self._links[replica] = _Link(self._edge, replica, deadline, self._wake)
         return link
 
     def health(self) -> Mapping[str, Any]:
         """Return how many senders are connected. Payloads in flight are counted by their sender."""
-        return {"in_flight": 0, "bytes_in_flight": 0, "peers": len(self._links)}
+        views = sum(link.views for link in list(self._links.values()))
+        return {"in_flight": 0, "bytes_in_flight": 0, "in_use": views, "peers": len(self._links)}
 
     def close(self) -> None:
         """Close every connection; a `get` that waits ends with PeerGone."""
+        if self._closed:
+            return
         self._closed = True
-        for link in list(self._links.values()):
-            link.wake()
+        os.eventfd_write(self._wake, 1)
         with self._lock:
             for link in self._links.values():
                 link.close()
             self._links.clear()
+            os.close(self._wake)
 
 
 class _Link:
-    """One connection to a sender, and its arena."""
+    """One connection to a sender, and the areas that it has passed.
 
-    def __init__(self, edge: ConnectorEdge, replica: int, deadline: float) -> None:
+    It outlives its receiver while arrays view its areas: its end would tell the sender that their slots are free.
+    """
+
+    def __init__(self, edge: ConnectorEdge, replica: int, deadline: float, wake: int) -> None:
+        self._wake = wake
         self._peer = f"replica {replica} of stage {edge.from_stage}"
         self._sock = wire.new_socket()
         try:
@@ -91,11 +105,15 @@ class _Link:
             self._sock.setblocking(False)
             wire.check_peer(self._sock)
             message, fd = self._receive(deadline)
-            if fd is None or not isinstance(message, wire.ArenaIs):
+            if fd is None or not isinstance(message, wire.Welcome):
                 if fd is not None:
                     os.close(fd)
                 raise ConnectorError(f"{self._peer} did not pass its memory")
-            self.arena = Arena(fd)
+            self._connection = message.connection
+            self._areas = {ARENA: Area(fd)}
+            self._areas[ARENA].close_descriptor()
+            self._views: dict[int, weakref.ref[Any]] = {}
+            self._closing = False
         except (FileNotFoundError, ConnectionError) as error:
             self._sock.close()
             raise PeerGone(f"{self._peer} does not listen: {error}", where=edge.name) from error
@@ -106,45 +124,79 @@ class _Link:
             self._sock.close()
             raise
 
+    @property
+    def views(self) -> int:
+        """How many payloads are viewed by arrays."""
+        return len(self._views)
+
     def ended(self) -> bool:
-        """Return whether the sender is gone."""
+        """Return whether the sender is gone; take note of areas that it gave up."""
         try:
-            return not self._sock.recv(1, socket.MSG_PEEK)
+            while data := self._sock.recv(wire.MAX_MESSAGE):
+                message = wire.decode_message(data)
+                if isinstance(message, wire.Gone) and message.area != ARENA and message.area in self._areas:
+                    self._areas.pop(message.area).close()
+            return True
         except BlockingIOError:
             return False
         except OSError:
             return True
 
-    def tell_consumed(self, payload_id: int) -> None:
-        """Wake the sender. It looks at the slots itself when it needs room, so a message that cannot go is no loss."""
-        try:
-            self._sock.send(wire.encode_message(wire.Consumed(payload_id)))
-        except (BlockingIOError, ConnectionError):
-            return
+    def take(self, place: wire.Handle, deadline: float) -> memoryview:
+        """Return the bytes of a payload: a copy, or a view of its slot."""
+        area = self._areas.get(place.area) or self._fetch(place.area, deadline)
+        view = area.take(place.offset, place.payload_id, place.nbytes, self._connection)
+        if place.nbytes <= COPY_LIMIT_BYTES:
+            copy = view.copy()
+            self._give_back(area, place.offset, place.payload_id)
+            return copy.data
+        payload_id, offset = place.payload_id, place.offset
 
-    def fetch(self, payload_id: int, nbytes: int, deadline: float) -> memoryview:
-        """Return the memory of a large payload."""
+        def given_up(_: object) -> None:
+            # Comes in whatever thread drops the last array, perhaps in the middle of a call of this link: it takes no lock.
+            self._give_back(area, offset, payload_id)
+            del self._views[payload_id]
+            if self._closing and not self._views:
+                self._end()
+
+        self._views[payload_id] = weakref.ref(view, given_up)
+        return view.data
+
+    def _give_back(self, area: Area, offset: int, payload_id: int) -> None:
+        if area.give_back(offset, payload_id):
+            try:
+                self._sock.send(wire.encode_message(wire.GivenBack()))
+            except OSError:
+                return  # the sender looks for itself, or is gone
+
+    def _fetch(self, number: int, deadline: float) -> Area:
+        """Return an area that is new to this end."""
         try:
-            _wait(self._sock, select.POLLOUT, deadline)
-            self._sock.send(wire.encode_message(wire.Fetch(payload_id)))
+            self._wait(select.POLLOUT, deadline)
+            self._sock.send(wire.encode_message(wire.Fetch(number)))
             while True:
                 message, fd = self._receive(deadline)
-                try:
-                    if isinstance(message, wire.Passed) and message.payload_id == payload_id and fd is not None:
-                        return map_payload(fd, nbytes)
-                    if isinstance(message, wire.Gone) and message.payload_id == payload_id:
-                        raise PayloadNotReady(f"payload {payload_id} was fetched or cleaned up before")
-                    # Otherwise it answers an earlier call, which gave up at its deadline.
-                finally:
-                    if fd is not None:
-                        os.close(fd)
+                if isinstance(message, wire.Passed) and fd is not None:
+                    # Perhaps it answers an earlier call, which gave up at its deadline.
+                    area = Area(fd)
+                    area.close_descriptor()
+                    self._areas[message.area] = area
+                    if message.area == number:
+                        return area
+                    continue
+                if fd is not None:
+                    os.close(fd)
+                if isinstance(message, wire.Gone) and message.area == number:
+                    raise PayloadNotReady(f"area {number} of {self._peer} is gone: its payload was cleaned up before")
+                if isinstance(message, wire.Gone) and message.area in self._areas:
+                    self._areas.pop(message.area).close()
         except ConnectionError as error:
             raise PeerGone(f"{self._peer} is gone: {error}") from error
         except (TimeoutError, BlockingIOError) as error:
-            raise PayloadNotReady(f"{self._peer} did not pass payload {payload_id} in time") from error
+            raise PayloadNotReady(f"{self._peer} did not pass area {number} in time") from error
 
     def _receive(self, deadline: float) -> tuple[wire.Message, int | None]:
-        _wait(self._sock, select.POLLIN, deadline)
+        self._wait(select.POLLIN, deadline)
         data, fd = wire.receive_with_descriptor(self._sock)
         try:
             if not data:
@@ -155,24 +207,30 @@ class _Link:
                 os.close(fd)
             raise
 
-    def wake(self) -> None:
-        """End what waits on the connection."""
-        try:
-            self._sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            return  # it has ended by itself
+    def _wait(self, event: int, deadline: float) -> None:
+        poll = select.poll()
+        poll.register(self._sock, event)
+        poll.register(self._wake, select.POLLIN)
+        ready = dict(poll.poll(_remaining(deadline) * 1000))
+        if self._wake in ready:
+            raise ConnectionAbortedError("the connector was closed")
+        if not ready:
+            raise TimeoutError("the deadline is over")
 
     def close(self) -> None:
-        """Close the connection and unmap the arena."""
+        """Close the connection and unmap the areas, or leave that to the last array that views one."""
+        self._closing = True
+        if self._views:
+            _outliving.add(self)
+        else:
+            self._end()
+
+    def _end(self) -> None:
         self._sock.close()
-        self.arena.close()
-
-
-def _wait(sock: socket.socket, event: int, deadline: float) -> None:
-    poll = select.poll()
-    poll.register(sock, event)
-    if not poll.poll(_remaining(deadline) * 1000):
-        raise TimeoutError("the deadline is over")
+        for area in self._areas.values():
+            area.close()
+        self._areas.clear()
+        _outliving.discard(self)
 
 
 def _remaining(deadline: float) -> float:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import itertools
 import logging
 import os
 import select
@@ -24,17 +26,17 @@ RETRY_S = 0.1
 class Listener(Protocol):
     """What the switchboard tells; called from its thread."""
 
-    def peer_came(self) -> None:
+    def peer_came(self, connection: int) -> None:
         """Hear that a receiver connected."""
 
-    def peer_went(self) -> None:
-        """Hear that a receiver is gone."""
+    def peer_went(self, connection: int) -> None:
+        """Hear that a receiver is gone, and with it what it had taken."""
 
-    def consumed(self, payload_id: int) -> None:
-        """Hear that a receiver has copied a payload out of the arena."""
+    def given_back(self) -> None:
+        """Hear that a receiver has given a slot back."""
 
-    def memory_of(self, payload_id: int) -> int | None:
-        """Return the memory of a payload outside the arena, which the switchboard then owns."""
+    def memory_of(self, area: int) -> int | None:
+        """Return a descriptor of an area, which the switchboard then owns, or None if there is no such area."""
 
 
 class Switchboard:
@@ -44,7 +46,8 @@ class Switchboard:
         self._edge = edge
         self._arena_fd = arena_fd
         self._listener = listener
-        self._peers: set[socket.socket] = set()
+        self._peers: dict[socket.socket, int] = {}
+        self._numbers = itertools.count(1)
         self._server = _listen(edge)
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._selector = selectors.DefaultSelector()
@@ -99,16 +102,19 @@ class Switchboard:
 
     def _accept(self) -> None:
         sock, _ = self._server.accept()
+        connection = next(self._numbers)
         try:
             sock.setblocking(False)
             wire.check_peer(sock)
-            socket.send_fds(sock, [wire.encode_message(wire.ArenaIs())], [self._arena_fd])
+            # Known before it can take anything.
+            self._listener.peer_came(connection)
+            socket.send_fds(sock, [wire.encode_message(wire.Welcome(connection))], [self._arena_fd])
         except (OSError, ConnectorError):
             sock.close()
+            self._listener.peer_went(connection)
             raise
-        self._peers.add(sock)
+        self._peers[sock] = connection
         self._selector.register(sock, selectors.EVENT_READ)
-        self._listener.peer_came()
 
     def _serve(self, sock: socket.socket) -> None:
         try:
@@ -121,28 +127,34 @@ class Switchboard:
             self._drop(sock)
             return
         message = wire.decode_message(data)
-        if isinstance(message, wire.Consumed):
-            self._listener.consumed(message.payload_id)
+        if isinstance(message, wire.GivenBack):
+            self._listener.given_back()
         elif isinstance(message, wire.Fetch):
-            self._pass_memory(sock, message.payload_id)
+            self._pass_memory(sock, message.area)
         else:
             raise ConnectorError(f"a receiver sent {type(message).__name__}")
 
-    def _pass_memory(self, sock: socket.socket, payload_id: int) -> None:
-        fd = self._listener.memory_of(payload_id)
+    def tell_gone(self, area: int) -> None:
+        """Tell every receiver that an area is gone; may be called from any thread. One that does not read keeps it."""
+        for sock in list(self._peers):
+            with contextlib.suppress(OSError):
+                sock.send(wire.encode_message(wire.Gone(area)))
+
+    def _pass_memory(self, sock: socket.socket, area: int) -> None:
+        fd = self._listener.memory_of(area)
         if fd is None:
-            sock.send(wire.encode_message(wire.Gone(payload_id)))
+            sock.send(wire.encode_message(wire.Gone(area)))
             return
         try:
-            socket.send_fds(sock, [wire.encode_message(wire.Passed(payload_id))], [fd])
+            socket.send_fds(sock, [wire.encode_message(wire.Passed(area))], [fd])
         finally:
             os.close(fd)
 
     def _drop(self, sock: socket.socket) -> None:
         self._selector.unregister(sock)
-        self._peers.discard(sock)
+        connection = self._peers.pop(sock)
         sock.close()
-        self._listener.peer_went()
+        self._listener.peer_went(connection)
 
 
 def _listen(edge: ConnectorEdge) -> socket.socket:

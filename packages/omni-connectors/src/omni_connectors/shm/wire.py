@@ -22,39 +22,42 @@ class Handle(msgspec.Struct, array_like=True, frozen=True):
     """The sender's replica, which has a socket of its own."""
     payload_id: int
     nbytes: int
-    offset: int | None
-    """Offset of the slot in the sender's arena, None for a payload with memory of its own."""
+    area: int
+    """Number of the sender's area that it is in; 0 is the arena."""
+    offset: int
+    """Offset of its slot there."""
 
 
-class ArenaIs(msgspec.Struct, array_like=True, frozen=True, tag=0):
+class Welcome(msgspec.Struct, array_like=True, frozen=True, tag=0):
     """Sender: here is the arena (with its descriptor); the first message on a connection."""
 
+    connection: int
+    """Number by which the receiver marks what it takes."""
 
-class Consumed(msgspec.Struct, array_like=True, frozen=True, tag=1):
-    """Receiver: this payload's slot is free. A hint: the mark in the slot is what counts."""
 
-    payload_id: int
+class GivenBack(msgspec.Struct, array_like=True, frozen=True, tag=1):
+    """Receiver: a slot was given back. A hint: the mark in the slot is what counts."""
 
 
 class Fetch(msgspec.Struct, array_like=True, frozen=True, tag=2):
-    """Receiver: pass me the memory of this payload."""
+    """Receiver: pass me the memory of this area."""
 
-    payload_id: int
+    area: int
 
 
 class Passed(msgspec.Struct, array_like=True, frozen=True, tag=3):
-    """Sender: here is the memory of this payload (with its descriptor)."""
+    """Sender: here is the memory of this area (with its descriptor)."""
 
-    payload_id: int
+    area: int
 
 
 class Gone(msgspec.Struct, array_like=True, frozen=True, tag=4):
-    """Sender: there is no such payload any more."""
+    """Sender: there is no such area any more; the answer to Fetch, and told to everybody who has it."""
 
-    payload_id: int
+    area: int
 
 
-Message = ArenaIs | Consumed | Fetch | Passed | Gone
+Message = Welcome | GivenBack | Fetch | Passed | Gone
 
 _decoder = msgspec.msgpack.Decoder(Message)
 

@@ -36,13 +36,16 @@ STAGE_ONLY_BACKENDS = frozenset({"attention_backend", "moe_backend", "linear_bac
 LORA = frozenset({"enable_lora", "max_lora_rank", "max_loras", "max_cpu_loras", "lora_target_modules", "fully_sharded_loras"})
 """Options of vLLM's LoRA, which no flag may set on a pipeline of several stages (LR-03)."""
 
-_AR_ONLY = frozenset(
+CHAT = frozenset({"tool_call_parser", "chat_template"})
+"""Fields of an AR stage that its runner reads and its engine does not know (`ar.chat`)."""
+_AR_ONLY = CHAT | frozenset(
     {
         "attention_backend",
         "mamba_ssm_cache_dtype",
         "subtalker_sampling_params",
         "silence_ban_frames",
         "default_pooling_params",
+        "reasoning_parser",
     }
 )
 _STRUCTURE = frozenset({"stage_id", "engine_extras"})

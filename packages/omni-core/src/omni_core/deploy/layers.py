@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,9 +38,15 @@ class CommandLine:
     """What `--default-sampling-params` says of stages."""
     overrides: Mapping[int, Mapping[str, Any]]
     revision: str | None = None
+    flag_stages: frozenset[int] | None = None
+    """Stages that flags are for (SB-05); None is all."""
 
 
-def read_command_line(flags: Mapping[str, Any] | None, stage_overrides: Mapping[Any, Any] | str | None) -> CommandLine:
+def read_command_line(
+    flags: Mapping[str, Any] | None,
+    stage_overrides: Mapping[Any, Any] | str | None,
+    flag_stages: Collection[int] | None = None,
+) -> CommandLine:
     """Return flags sorted by what they are: `set`, `default_sampling_params`, `revision`, `stage_N_FIELD`, and all others.
 
     Raises:
@@ -57,6 +63,7 @@ def read_command_line(flags: Mapping[str, Any] | None, stage_overrides: Mapping[
         flags=rest,
         assigned=assigned,
         overrides=overrides,
+        flag_stages=None if flag_stages is None else frozenset(flag_stages),
     )
 
 
@@ -85,7 +92,8 @@ def lay(
         _check_ids(section, pipeline)
     deploy = apply_platform(deployment.tree, platform, pipeline, manager)
     _check_ids(deploy, pipeline)
-    top_flags, stage_flags = flag_trees(line.flags, line.assigned.flags, pipeline)
+    check_stage_ids(dict.fromkeys(line.flag_stages or ()), pipeline, where="--stage-id")
+    top_flags, stage_flags = flag_trees(line.flags, line.assigned.flags, pipeline, line.flag_stages)
     sampling = sampling_trees(line.sampling, pipeline)
     overrides = override_trees(line.overrides, pipeline)
     for stage_id, tree in line.assigned.stages.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from omni_core.deploy.check import check_types
@@ -180,7 +180,10 @@ def check_stage_ids(ids: Mapping[int, Any], pipeline: PipelineConfig, *, where: 
 
 
 def flag_trees(
-    flags: Mapping[str, Any], assigned: Mapping[str, Node], pipeline: PipelineConfig
+    flags: Mapping[str, Any],
+    assigned: Mapping[str, Node],
+    pipeline: PipelineConfig,
+    flag_stages: Collection[int] | None = None,
 ) -> tuple[Node, dict[int, Node]]:
     """Return the flags that set top-level fields, and those of each stage that owns them (PR-05).
 
@@ -188,6 +191,7 @@ def flag_trees(
         flags: Values by field name, or by a name of the pipeline's own (PR-07).
         assigned: Fields that `--set` gives to every stage; flags beat them.
         pipeline: The topology.
+        flag_stages: Stages that flags are for; None is all.
 
     Raises:
         ConfigError: A flag is unknown, has a wrong value, or is owned by no stage of the pipeline.
@@ -205,7 +209,10 @@ def flag_trees(
         if owner is None:
             _check_flag(name, pipeline)
         owners = _owners(name, pipeline) if owner is None else [pipeline.stage(owner)]
-        for stage in owners:
+        own = [stage for stage in owners if flag_stages is None or stage.stage_id in flag_stages]
+        if owners and not own:
+            warn(f"{node.place} has no effect: no stage of this command takes it")
+        for stage in own:
             below = stages[stage.stage_id].get(field)
             stages[stage.stage_id][field] = node if below is None else merge(below, node)
         if not owners:

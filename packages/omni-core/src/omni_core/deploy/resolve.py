@@ -7,7 +7,7 @@ platform), the flags that the user typed, the overrides of single stages. What a
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ def resolve_deployment(
     manager: PluginManager | None = None,
     platform: str | Platform | None = None,
     frontend_count: int = 1,
+    flag_stages: Collection[int] | None = None,
 ) -> ResolvedPipeline:
     """Return everything that is needed to start a model's stages; no process is started and no weight is read.
 
@@ -59,13 +60,14 @@ def resolve_deployment(
         manager: The plugins; by default those of this process.
         platform: The platform or its name; by default the detected one.
         frontend_count: How many processes accept full-duplex sessions (`--api-server-count`).
+        flag_stages: Stages that flags are for, where a command starts some of them only (`--stage-id`); None is all.
 
     Raises:
         ConfigError: Anything that the user wrote cannot be used.
         DependencyError: A package that is needed is not there.
     """
     with collect_warnings() as warnings:
-        line = read_command_line(flags, stage_overrides)
+        line = read_command_line(flags, stage_overrides, flag_stages)
         resolved = _resolve(model, _names(deploy_config), line, manager or plugin_manager(), platform, frontend_count)
     return replace(resolved, warnings=tuple(warnings))
 
@@ -125,6 +127,9 @@ class _Resolver:
         edges, edge_provenance = resolve_edges(pipeline, plan.deploy, plan.stages, streaming.producers(pipeline), self._manager)
         check_targets(pipeline)
         stages = tuple(self._stage(stage, streaming, edges, session_mode) for stage in pipeline.stages)
+        duplex = self._duplex(session_mode.value, stages, frontend_count)
+        if duplex is not None:
+            stages = tuple(replace(stage, duplex_max_sessions=duplex.settings.duplex_max_sessions) for stage in stages)
         values, provenance = self._deploy_values()
         provenance.choose("async_chunk", streaming.pipeline)
         provenance.choose("session_mode", session_mode)
@@ -139,7 +144,7 @@ class _Resolver:
             values={"session_mode": session_mode.value, **values},
             sources=provenance.sources,
             losers=provenance.losers,
-            duplex=self._duplex(session_mode.value, stages, frontend_count),
+            duplex=duplex,
             mps=self._mps(values, provenance, stages),
         )
 

@@ -82,6 +82,10 @@ class PlacementFields(RestartFields):
     """For how many first frames of speech a talker may not sample silence."""
     tts_max_instructions_length: NotNegative | None = None
     """Most characters of a request's `instructions`."""
+    tool_call_parser: str | None = None
+    """vLLM's parser that finds calls of tools in a conversation's answer, such as hermes; without one tools are refused."""
+    chat_template: str | None = None
+    """File with the Jinja template of conversations, instead of the checkpoint's own."""
 
 
 class EngineFields(Strict):
@@ -127,6 +131,8 @@ class EngineFields(Strict):
     """Form of the weights."""
     tokenizer_mode: str | None = None
     """How the tokenizer is loaded."""
+    reasoning_parser: str | None = None
+    """vLLM's parser that tells a conversation's reasoning from its answer."""
     attention_backend: str | None = None
     """Attention backend of an autoregressive stage."""
     moe_backend: str | None = None

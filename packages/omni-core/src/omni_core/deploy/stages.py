@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from omni_core.deploy.check import check_types
-from omni_core.deploy.keys import OWN, PIPELINE_WIDE, check_ownership, owned_names
+from omni_core.deploy.keys import CHAT, OWN, PIPELINE_WIDE, check_ownership, owned_names
 from omni_core.deploy.merge import merge, merge_all, settle
 from omni_core.deploy.provenance import Provenance
 from omni_core.deploy.schema import StageDeployConfig
@@ -77,7 +77,7 @@ def resolve_values(stage: StagePipelineConfig, fields: Node) -> StageValues:
     arguments: dict[str, Any] = {}
     for key, node in fields.items():
         name = str(key)
-        if name in OWN:
+        if name in OWN - CHAT:
             continue
         if node.value is not None:
             arguments[name] = node.plain()

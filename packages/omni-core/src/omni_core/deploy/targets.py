@@ -25,7 +25,9 @@ def check_targets(pipeline: PipelineConfig) -> None:
         for name, target in stage.targets.items():
             _check(target, f"pipeline {pipeline.model_type!r}, stage {stage.stage_id}, {name}")
     for name in ("speech", "duplex_plugin"):
-        if (target := getattr(pipeline, name)) is not None:
+        target = getattr(pipeline, name)
+        # A duplex plugin may also be an id, which omni-duplex looks up among what plugins offer.
+        if target is not None and (name == "speech" or ":" in target):
             _check(target, f"pipeline {pipeline.model_type!r}, {name}")
 
 

@@ -54,7 +54,8 @@ def stage_weights(stage: ResolvedStage, resolved: ResolvedPipeline) -> Weights:
     """Return what a stage loads.
 
     A stage with a folder of its own (`model_subdir`) loads that. Stages that share a folder load the tensors below the name of
-    their part of the configuration, `thinker_config` being `thinker.`, where there are such; else the whole checkpoint counts.
+    their part of the configuration, `thinker_config` being `thinker.`, where there are such. A stage that reads the whole
+    configuration loads what the others do not; else the whole checkpoint counts.
 
     Raises:
         ConfigError: A file is damaged.
@@ -69,8 +70,13 @@ def stage_weights(stage: ResolvedStage, resolved: ResolvedPipeline) -> Weights:
     dtype = stage.engine_args.get("dtype")
     prefix = _prefix(stage)
     chosen = {name: tensor for name, tensor in tensors.items() if prefix and name.startswith(prefix)}
-    if chosen and _shares_folder(stage, resolved):
+    theirs = _other_prefixes(stage, resolved)
+    if chosen and theirs is not None:
         named, tensors = f"{prefix}*", chosen
+    elif prefix is None and theirs:
+        rest = {name: tensor for name, tensor in tensors.items() if not name.startswith(theirs)}
+        if len(rest) < len(tensors):
+            named, tensors = f"all but {', '.join(f'{name}*' for name in theirs)}", rest
     return Weights(sum(tensor.bytes_as(dtype) for tensor in tensors.values()), named)
 
 
@@ -79,9 +85,15 @@ def _prefix(stage: ResolvedStage) -> str | None:
     return None if name is None else name.partition(".")[0].removesuffix("_config") + "."
 
 
-def _shares_folder(stage: ResolvedStage, resolved: ResolvedPipeline) -> bool:
+def _other_prefixes(stage: ResolvedStage, resolved: ResolvedPipeline) -> tuple[str, ...] | None:
+    """Return the parts that other stages read of the folder that a stage reads, None for a folder of its own."""
     place = (stage.model, stage.topology.model_subdir)
-    return sum((other.model, other.topology.model_subdir) == place for other in resolved.stages) > 1
+    others = [
+        other
+        for other in resolved.stages
+        if other.stage_id != stage.stage_id and (other.model, other.topology.model_subdir) == place
+    ]
+    return tuple(prefix for other in others if (prefix := _prefix(other))) if others else None
 
 
 def read_headers(folder: Path) -> dict[str, Tensor]:

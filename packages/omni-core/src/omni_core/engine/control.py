@@ -1,7 +1,7 @@
 """Calls of operators to stages, the orchestrator's end: to every replica, and each ends in time whatever the stage does.
 
-`call_desk` is the stage host's end. What a stage was told to be is remembered, for replicas that are started again: nobody should
-find one of them at work that was told to wait, or with other weights than its neighbours.
+`call_desk` is the stage host's end. What a stage was told to be is remembered, for replicas that are started again: nobody
+should find one of them at work that was told to wait, or with other weights than its neighbours.
 """
 
 from __future__ import annotations

@@ -236,7 +236,9 @@ class LightRunner(StageRunner):
             request.outputs.put_nowait(result)
             self._end(request)
         elif result or chunk.final:
-            request.outputs.put_nowait(StageOutput(tensors=dict(result), finished=chunk.final))
+            tensors = dict(result)
+            text = str(tensors.pop("text", ""))
+            request.outputs.put_nowait(StageOutput(tensors=tensors, text=text, finished=chunk.final))
         _settle(chunk.done)
 
     # The worker thread's side

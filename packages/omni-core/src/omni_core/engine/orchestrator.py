@@ -97,6 +97,8 @@ class Orchestrator:
         """Calls of operators to stages."""
         self.on_death: list[Callable[[int, int, str], None]] = []
         """Called with the stage, the replica and the reason when a process that was ready is gone."""
+        self.on_return: list[Callable[[], None]] = []
+        """Called when the process of a replica that was gone is ready again; `health` tells which ones are."""
         self._numbers = itertools.count()
         self._accepting = False
         self._idle = asyncio.Event()
@@ -121,7 +123,7 @@ class Orchestrator:
             slots = int(self.pipeline.values.get("active_stream_window") or 0)
             meeting = None if self._head is None else await self._head.open()
             launcher = Launcher(self._run_dir, self._context, self._platform, self.options, slots, meeting, self.control)
-            told = (self._take, self._note_death, self._admission.let_in)
+            told = (self._take, self._note_death, self._note_return)
             for stage in self.pipeline.stages:
                 self._pools[stage.stage_id] = make_pool(stage, launcher, self._head, *told)
             await start_all(self._replicas(), self.options.init_timeout_s)
@@ -393,6 +395,12 @@ class Orchestrator:
         if not self._pools[stage_id].ready:
             for flight in [f for f in self._flights.values() if stage_id in f.stages and stage_id not in f.opened]:
                 self._end(flight, self._pools[stage_id].dead_error())
+
+    def _note_return(self) -> None:
+        """Let requests begin for which there was no replica, and tell who places sessions."""
+        self._admission.let_in()
+        for told in self.on_return:
+            told()
 
     def _end_users(self, process: StageProcess) -> None:
         hint = self._pools[process.stage.stage_id].hint_after(process)

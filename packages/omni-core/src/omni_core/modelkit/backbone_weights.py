@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
 from omni_core.errors import ConfigError
 
-DECODER_LAYER = (
+ATTENTION = (
     "input_layernorm",
-    "mlp.down_proj",
-    "mlp.gate_proj",
-    "mlp.up_proj",
     "post_attention_layernorm",
     *(f"self_attn.{name}" for name in ("k_norm", "k_proj", "o_proj", "q_norm", "q_proj", "v_proj")),
 )
-"""Tensors of a decoder layer whose queries and keys are normed, each with `.weight` behind it."""
+"""Tensors of a decoder layer whose queries and keys are normed, without its feed-forward part."""
+GATED_MLP = ("down_proj", "gate_proj", "up_proj")
+"""Tensors of a gated feed-forward network. As all these names, they are followed by `.weight`."""
+DECODER_LAYER = (*ATTENTION, *(f"mlp.{name}" for name in GATED_MLP))
+"""Tensors of a dense decoder layer."""
 _HINT = "use weights and config.json of one and the same checkpoint"
 _SHOWN = 5
 
 
-def decoder_names(theirs: str, ours: str, layers: int) -> dict[str, str]:
-    """Return the names of a decoder's layers and last norm: under `theirs` in the checkpoint, under `ours` in the model."""
-    parts = [f"layers.{index}.{part}.weight" for index in range(layers) for part in DECODER_LAYER]
+def decoder_names(theirs: str, ours: str, layers: int, layer: Sequence[str] = DECODER_LAYER) -> dict[str, str]:
+    """Return the names of a decoder's layers and last norm: under `theirs` in the checkpoint, under `ours` in the model.
+
+    Args:
+        theirs: Prefix in the checkpoint.
+        ours: Prefix in the model.
+        layers: How many layers it has.
+        layer: Tensors of a layer.
+    """
+    parts = [f"layers.{index}.{part}.weight" for index in range(layers) for part in layer]
     return {f"{theirs}.{part}": f"{ours}.{part}" for part in (*parts, "norm.weight")}
 
 
@@ -35,7 +43,7 @@ class BackboneWeights:
         model: The model; `model.model` is vLLM's backbone, which loads its own tensors and fuses some.
         names: The checkpoint's names of tensors to the model's names of parameters; `model.` marks the backbone's.
         views: Where further tensors go, by the checkpoint's names: parts of larger parameters.
-        others: Beginnings of names of tensors that other programs read.
+        others: Beginnings of names of tensors that other programs read, unless they are among `views`.
     """
 
     def __init__(self, model: Any, names: Mapping[str, str], views: Mapping[str, Tensor], others: Collection[str] = ()) -> None:
@@ -71,7 +79,7 @@ class BackboneWeights:
     def _backbone(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Load what is not the backbone's and yield the rest under the backbone's names."""
         for name, tensor in weights:
-            if name.startswith(self._others):
+            if name not in self._views and name.startswith(self._others):
                 continue
             if name not in self._views and name not in self._names:
                 self._unknown.append(name)

@@ -93,6 +93,26 @@ class CodeSampling:
         return codes.gather(-1, _race(odds, uniforms.gather(-1, codes))[:, None])[:, 0]
 
 
+class LastSampling:
+    """Settings of batches; the last ones are kept, since a batch mostly stays the same for many steps.
+
+    Args:
+        vocab_size: Size of a codebook.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._last: tuple[tuple[MtpSampling, ...], int, CodeSampling] | None = None
+
+    def of(self, rows: Sequence[MtpSampling], device: torch.device, times: int = 1) -> CodeSampling:
+        """Return the settings of a batch where each row is there `times` times, one after the other."""
+        key = tuple(rows)
+        if self._last is None or self._last[:2] != (key, times):
+            repeated = [row for row in key for _ in range(times)]
+            self._last = key, times, CodeSampling.of(repeated, self._vocab_size, device)
+        return self._last[2]
+
+
 def _likeliest(logits: Tensor) -> Tensor:
     """Return the first index of each row's largest value; on CPUs `argmax` takes three times as long for the same."""
     return logits.max(-1).indices

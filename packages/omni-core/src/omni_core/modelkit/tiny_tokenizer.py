@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
@@ -14,10 +15,12 @@ _WORDS = ("user", "assistant", "system", "Hello", "Ġthere", "Ġworld", "Ġis", 
 """Words with an id of their own. The role names must be among them: prompts are cut by counting ids. `Ġ` is a space."""
 
 
-def write_tokenizer(folder: Path, special: Sequence[str], tokenizer_class: str) -> Mapping[str, int]:
+def write_tokenizer(
+    folder: Path, special: Sequence[str], tokenizer_class: str, fields: Mapping[str, Any] | None = None
+) -> Mapping[str, int]:
     """Write the tokenizer's four files and return the ids of its special tokens and of the words above.
 
-    `tokenizer_class` is the name under which transformers knows tokenizers of this kind.
+    `tokenizer_class` is the name under which transformers knows tokenizers of this kind, `fields` are more of its settings.
 
     The ids are not those of the published tokenizers, so that code which has one of those built in fails on a tiny checkpoint.
     """
@@ -65,6 +68,7 @@ def write_tokenizer(folder: Path, special: Sequence[str], tokenizer_class: str) 
         "split_special_tokens": False,
         "tokenizer_class": tokenizer_class,
         "unk_token": None,
+        **(fields or {}),
     }
     text = json.dumps(config, ensure_ascii=False, indent=1)
     (folder / "tokenizer_config.json").write_text(text + "\n", encoding="utf-8")

@@ -21,6 +21,8 @@ class Drawn:
     spread: float = 1.0
     rows: Mapping[int, float] = field(default_factory=dict)
     """Factors for single rows."""
+    columns: Mapping[int, float] = field(default_factory=dict)
+    """Factors for single columns."""
     values: Mapping[tuple[int, ...], float] = field(default_factory=dict)
     """Single values that are not drawn; they come after the factors."""
     least: float = -math.inf
@@ -50,6 +52,8 @@ class Drawn:
         values = self.center + self.spread * generator.standard_normal(self.shape, dtype=np.float32)
         for row, factor in self.rows.items():
             values[row] *= factor
+        for column, factor in self.columns.items():
+            values[..., column] *= factor
         for index, value in self.values.items():
             values[index] = value
         return np.maximum(values, self.least).astype(np.float32)

@@ -82,14 +82,14 @@ class Peer:
             assert stream is not None
             stream.close()
 
-    def call(self, action: str, timeout_s: float = 60.0, **values: Any) -> dict[str, Any]:
+    def call(self, action: str, wait_s: float = 60.0, **values: Any) -> dict[str, Any]:
         """Have the process do something and return its answer; `error` holds the class name of what it raised.
 
         Actions: `put` (request_id, nbytes, seed, timeout_s) -> handle, `get` (handle, nbytes, seed) -> same, `cleanup`
         (request_id), `health`, `close`, `listdir` (path) -> names.
         """
         self.tell(action, **values)
-        return self._read(timeout_s)
+        return self._read(wait_s)
 
     def tell(self, action: str, **values: Any) -> None:
         """Have the process do something without waiting for it."""

@@ -3,7 +3,8 @@
     class TestMyConnector(ConnectorConformance):
         target = "my_plugin.connector:MyConnector"
 
-A connector that needs options or a store overrides the fixtures `options` or `run_dir`.
+A connector that needs options or a store overrides the fixtures `options` or `run_dir`. What takes a torch, much memory or a
+connector with little room is in `connector_extremes`.
 """
 
 # ruff: noqa: D102
@@ -11,23 +12,22 @@ A connector that needs options or a store overrides the fixtures `options` or `r
 
 from __future__ import annotations
 
+import gc
+import os
+import pickle
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
 
 from omni_core.connector import Connector, ConnectorError, Role
-from omni_core.testing.connector_peer import Peer, is_payload, make_connector, make_edge, make_payload
+from omni_core.errors import ServiceError
+from omni_core.testing.connector_ends import DEADLINE_S, ConnectorEnds, MakeEnd, StartPeer, assert_equal, wait_for
+from omni_core.testing.connector_peer import is_payload, make_payload
 
 MAX_HANDLE_BYTES = 512
-DEADLINE_S = 30.0
-"""Given to calls that should end long before."""
-
-MakeEnd = Callable[..., Connector]
 
 PAYLOADS: dict[str, dict[str, Any]] = {
     "nothing": {},
@@ -46,87 +46,8 @@ PAYLOADS: dict[str, dict[str, Any]] = {
 }
 
 
-def assert_equal(sent: Any, got: Any) -> None:
-    """Check that a payload, or a part of one, came as it was sent."""
-    if isinstance(sent, np.ndarray):
-        assert isinstance(got, np.ndarray)
-        assert got.dtype == sent.dtype
-        assert got.shape == sent.shape
-        assert np.array_equal(got, sent)
-    elif isinstance(sent, dict):
-        assert list(got) == list(sent)
-        for key, value in sent.items():
-            assert_equal(value, got[key])
-    elif isinstance(sent, list):
-        assert len(got) == len(sent)
-        for one, other in zip(sent, got, strict=True):
-            assert_equal(one, other)
-    else:
-        assert type(got) is type(sent)
-        assert got == sent
-
-
-def wait_for(condition: Callable[[], bool], what: str) -> None:
-    """Wait until `condition` holds, at most DEADLINE_S."""
-    end = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < end, f"waited {DEADLINE_S:g} s for {what}"
-        time.sleep(0.005)
-
-
-class ConnectorConformance:
+class ConnectorConformance(ConnectorEnds):
     """Tests of one connector class, in one process and across processes."""
-
-    target: ClassVar[str]
-    """Target of the Connector subclass."""
-
-    @pytest.fixture
-    def options(self) -> Mapping[str, Any]:
-        """Return the connector's options, plain values only."""
-        return {}
-
-    @pytest.fixture
-    def run_dir(self, tmp_path: Path) -> str:
-        """Return a private folder."""
-        folder = tmp_path / "run"
-        folder.mkdir(mode=0o700)
-        return str(folder)
-
-    @pytest.fixture
-    def make_end(self, run_dir: str, options: Mapping[str, Any]) -> Iterator[MakeEnd]:
-        """Return a function `(role, **edge)` that makes one end; every end is closed after the test."""
-        made: list[Connector] = []
-
-        def make(role: Role, run_dir: str = run_dir, **edge: int) -> Connector:
-            made.append(make_connector(self.target, options, make_edge(run_dir, role, **edge)))
-            return made[-1]
-
-        yield make
-        for connector in made:
-            connector.close()
-
-    @pytest.fixture
-    def sender(self, make_end: MakeEnd) -> Connector:
-        """Return the sending end of an edge."""
-        return make_end(Role.SENDER)
-
-    @pytest.fixture
-    def receiver(self, make_end: MakeEnd, sender: Connector) -> Connector:
-        """Return the receiving end of the same edge."""
-        return make_end(Role.RECEIVER)
-
-    @pytest.fixture
-    def start_peer(self, run_dir: str, options: Mapping[str, Any]) -> Iterator[Callable[[Role], Peer]]:
-        """Return a function `(role)` that starts one end in a process of its own."""
-        started: list[Peer] = []
-
-        def start(role: Role) -> Peer:
-            started.append(Peer(self.target, options, make_edge(run_dir, role)))
-            return started[-1]
-
-        yield start
-        for peer in started:
-            peer.__exit__()
 
     @pytest.mark.parametrize("payload", PAYLOADS.values(), ids=PAYLOADS)
     def test_a_payload_arrives_as_it_was_sent(self, sender: Connector, receiver: Connector, payload: dict[str, Any]) -> None:
@@ -297,7 +218,7 @@ class ConnectorConformance:
 
         assert not errors
 
-    def test_a_payload_crosses_processes(self, sender: Connector, start_peer: Callable[[Role], Peer]) -> None:
+    def test_a_payload_crosses_processes(self, sender: Connector, start_peer: StartPeer) -> None:
         peer = start_peer(Role.RECEIVER)
 
         for nbytes in (0, 1, 5000, 20_000_000):
@@ -305,7 +226,7 @@ class ConnectorConformance:
             assert peer.call("get", handle=handle.hex(), nbytes=nbytes, seed=nbytes)["same"]
         wait_for(lambda: sender.health()["in_flight"] == 0, "fetched payloads to be freed")
 
-    def test_a_killed_sender_is_noticed(self, make_end: MakeEnd, start_peer: Callable[[Role], Peer]) -> None:
+    def test_a_killed_sender_is_noticed(self, make_end: MakeEnd, start_peer: StartPeer) -> None:
         peer = start_peer(Role.SENDER)
         receiver = make_end(Role.RECEIVER)
         first = peer.call("put", request_id="request", nbytes=5000, seed=1)["handle"]
@@ -321,7 +242,7 @@ class ConnectorConformance:
             return
 
     def test_a_killed_receiver_leaves_the_sender_working(
-        self, sender: Connector, make_end: MakeEnd, start_peer: Callable[[Role], Peer]
+        self, sender: Connector, make_end: MakeEnd, start_peer: StartPeer
     ) -> None:
         peer = start_peer(Role.RECEIVER)
         fetched = sender.put("dead", 0, make_payload(5000, 1), DEADLINE_S)
@@ -334,3 +255,108 @@ class ConnectorConformance:
         wait_for(lambda: sender.health()["in_flight"] == 0, "the dead receiver's payloads to be freed")
         handle = sender.put("alive", 0, make_payload(5000, 3), DEADLINE_S)
         assert is_payload(make_end(Role.RECEIVER).get(handle, DEADLINE_S), 5000, 3)
+
+    def test_requests_keep_their_order_across_processes(self, sender: Connector, start_peer: StartPeer) -> None:
+        peer = start_peer(Role.RECEIVER)
+        sizes = [(index * 7919) % 300_000 for index in range(40)]
+        handles = [sender.put(f"r{i % 5}", i // 5, make_payload(size, i), DEADLINE_S) for i, size in enumerate(sizes)]
+
+        for index, (handle, size) in enumerate(zip(handles, sizes, strict=True)):
+            assert peer.call("get", handle=handle.hex(), nbytes=size, seed=index)["same"]
+
+    def test_batches_keep_their_order(self, sender: Connector, receiver: Connector) -> None:
+        items = [(f"r{index % 3}", index, make_payload(index * 999, index)) for index in range(20)]
+
+        handles = sender.put_batch(items, DEADLINE_S)
+        found = receiver.get_batch(handles[::-1], DEADLINE_S)
+
+        assert len(handles) == len(items)
+        assert all(is_payload(got, item[2]["data"].nbytes, item[1]) for got, item in zip(found[::-1], items, strict=True))
+        wait_for(lambda: sender.health()["in_flight"] == 0, "fetched payloads to be freed")
+
+    def test_a_batch_that_cannot_be_put_is_freed_with_its_request(self, sender: Connector) -> None:
+        with pytest.raises(ServiceError):
+            sender.put_batch([("request", 0, {"x": 1}), ("request", 1, {"x": object()})], DEADLINE_S)
+
+        sender.cleanup("request")
+
+        assert sender.health()["in_flight"] == 0
+
+    def test_nothing_is_pickled(self, sender: Connector, receiver: Connector, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(*_: Any, **__: Any) -> None:
+            raise AssertionError("a payload was pickled")
+
+        for name in ("dumps", "loads", "dump", "load", "Pickler", "Unpickler"):
+            monkeypatch.setattr(pickle, name, refuse)
+
+        handle = sender.put("request", 0, make_payload(5000, 1), DEADLINE_S)
+        assert is_payload(receiver.get(handle, DEADLINE_S), 5000, 1)
+        with pytest.raises(ServiceError):
+            sender.put("request", 1, {"x": threading.Event()}, DEADLINE_S)
+        assert sender.health()["in_flight"] <= 1
+
+    @pytest.mark.parametrize("nbytes", [100, 3_000_000], ids=["small", "large"])
+    def test_an_abort_at_any_moment_leaves_nothing(self, sender: Connector, receiver: Connector, nbytes: int) -> None:
+        for moment in range(12):
+            handles: list[bytes] = []
+            begun = threading.Event()
+
+            def put_some(name: str, handles: list[bytes] = handles, begun: threading.Event = begun) -> None:
+                for sequence in range(4):
+                    begun.set()
+                    handles.append(sender.put(name, sequence, make_payload(nbytes, sequence), DEADLINE_S))
+
+            thread = threading.Thread(target=put_some, args=(f"r{moment}",))
+            thread.start()
+            assert begun.wait(DEADLINE_S)
+            wait_for(lambda handles=handles, count=moment % 4: len(handles) >= count, "some payloads")  # type: ignore[misc]
+            sender.cleanup(f"r{moment}")
+            receiver.cleanup(f"r{moment}")
+            thread.join(DEADLINE_S)
+            assert not thread.is_alive()
+            sender.cleanup(f"r{moment}")
+            for handle in handles:
+                with pytest.raises(ConnectorError):
+                    receiver.get(handle, 0.2)
+
+        wait_for(lambda: sender.health()["in_flight"] == 0, "everything to be freed")
+        assert sender.health()["bytes_in_flight"] == 0
+
+    def test_a_sender_killed_in_a_put_leaves_no_half_payload(self, make_end: MakeEnd, start_peer: StartPeer) -> None:
+        receiver = make_end(Role.RECEIVER)
+        for seed in range(3):
+            peer = start_peer(Role.SENDER)
+            handle = peer.call("put", request_id="request", nbytes=5000, seed=seed)["handle"]
+            assert is_payload(receiver.get(bytes.fromhex(handle), DEADLINE_S), 5000, seed)
+            peer.tell("put", request_id="request", nbytes=40_000_000, seed=seed)
+            peer.kill()
+
+    def test_a_receiver_killed_in_a_get_leaves_the_sender_working(
+        self, sender: Connector, make_end: MakeEnd, start_peer: StartPeer
+    ) -> None:
+        for seed in range(3):
+            peer = start_peer(Role.RECEIVER)
+            handle = sender.put("dead", seed, make_payload(20_000_000, seed), DEADLINE_S)
+            peer.tell("get", handle=handle.hex(), nbytes=20_000_000, seed=seed)
+            peer.kill()
+            sender.cleanup("dead")
+
+        wait_for(lambda: sender.health()["in_flight"] == 0, "the dead receivers' payloads to be freed")
+        handle = sender.put("alive", 0, make_payload(20_000_000, 3), DEADLINE_S)
+        assert is_payload(make_end(Role.RECEIVER).get(handle, DEADLINE_S), 20_000_000, 3)
+
+    def test_ends_that_come_and_go_leave_no_descriptor_and_no_thread(self, make_end: MakeEnd) -> None:
+        def use() -> tuple[int, int]:
+            sender, receiver = make_end(Role.SENDER), make_end(Role.RECEIVER)
+            for nbytes in (10, 20_000_000):
+                receiver.get(sender.put("request", 0, make_payload(nbytes, 1), DEADLINE_S), DEADLINE_S)
+                sender.put("request", 1, make_payload(nbytes, 1), DEADLINE_S)
+            sender.close()
+            receiver.close()
+            gc.collect()
+            return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+        # A library may open things for the whole process when it is used for the first time.
+        first = use()
+
+        assert [use() for _ in range(3)] == [first] * 3

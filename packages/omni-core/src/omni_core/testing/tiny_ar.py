@@ -139,6 +139,43 @@ class TinyGatedTalker(TinyTalker):
         self.rows[slot, start : start + len(rows)] = rows
 
 
+class TinyConstrainedTalker(TinyTalker):
+    """A request may sample a third of the tokens only: those after its last one, by the third that it belonged to."""
+
+    capabilities = ModelCapabilities(
+        computes_inputs=True,
+        constrains_sampling=True,
+        mtp=MtpCapability(output_key="codes", num_codes=CODES, accepts_slots=True, accepts_positions=True),
+    )
+
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        self.register_buffer("last", torch.zeros(self.codes.shape[:2], dtype=torch.long), persistent=False)
+
+    def omni_constrain(self, slots: torch.Tensor, positions: torch.Tensor, logits: torch.Tensor, sampling: Any) -> None:
+        """Leave the tokens of one third."""
+        thirds = torch.arange(VOCAB, device=logits.device) % 3
+        wanted = (self.last[slots, positions - 1] + 1) % 3
+        logits.masked_fill_(thirds != wanted[:, None], -torch.inf)
+
+    def mtp(
+        self,
+        token_ids: torch.Tensor,
+        embeds: torch.Tensor,
+        hidden: torch.Tensor,
+        conditioning: torch.Tensor,
+        *,
+        slots: torch.Tensor | None = None,
+        positions: torch.Tensor | None = None,
+        **extra: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the next inputs and the frames, and remember the tokens."""
+        assert slots is not None
+        assert positions is not None
+        self.last[slots, positions] = token_ids
+        return super().mtp(token_ids, embeds, hidden, conditioning, **extra)
+
+
 class TinyBareTalker(TinyTalker):
     """The mechanism alone: its frame repeats the token and its predictor computes nothing."""
 

@@ -89,3 +89,17 @@ def test_a_nested_configuration_is_chosen_and_given_the_architecture() -> None:
     assert chosen is inner
     assert inner.architectures == ["Talker"]
     assert inner.vocab_size == 7
+
+
+def test_what_the_renderer_reads_does_not_reach_vllm(make_stage: Any) -> None:
+    fields = {"tool_call_parser": "hermes", "chat_template": "/x.jinja"}
+
+    assert build(make_stage("LlamaForCausalLM", engine_args=fields)).reasoning_parser == ""
+
+
+def test_a_reasoning_parser_is_for_engines_that_write(make_stage: Any) -> None:
+    """A flag gives it to every stage."""
+    fields = {"reasoning_parser": "qwen3"}
+
+    assert build(make_stage("LlamaForCausalLM", engine_args=fields)).reasoning_parser == "qwen3"
+    assert build(make_stage(engine_args=fields)).reasoning_parser == ""

@@ -147,6 +147,24 @@ async def test_reloaded_weights_give_the_same_codes_also_for_requests_under_way(
     assert await frames(runner, request(runner, "after", rows_of(1), max_tokens=100)) == before
 
 
+async def test_the_prefix_cache_is_reset_under_way_only_if_requests_may_be_computed_again(
+    make_runner: Any, rows_of: Rows
+) -> None:
+    runner = await make_runner()
+    alone = await frames(runner, request(runner, "alone", rows_of(1), max_tokens=100))
+    begun = asyncio.Event()
+    running = asyncio.create_task(frames(runner, request(runner, "during", rows_of(1), max_tokens=100), begun))
+    await begun.wait()
+    await runner.call("pause", {})
+
+    assert await runner.call("reset_prefix_cache", {}) is False
+    assert await runner.call("reset_prefix_cache", {"reset_running_requests": True}) is True
+
+    await runner.call("resume", {})
+    assert await running == alone
+    assert await runner.call("reset_prefix_cache", {}) is True
+
+
 async def test_reloading_reads_what_the_checkpoint_holds_now(make_runner: Any, rows_of: Rows, tmp_path: Path) -> None:
     from omni_core.testing.tiny_ar import build_tiny_ar
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from omni_core.capabilities import MtpCapability, MtpSampling
+from omni_core.capabilities import ModelCapabilities, MtpCapability, MtpSampling
 from omni_core.errors import RequestError
 
 pytestmark = pytest.mark.engine
@@ -94,3 +94,12 @@ def test_ignore_eos_is_refused_where_the_pipelines_stop_ids_stay(make_stage: Any
 
     assert caught.value.param == "ignore_eos"
     assert effective_sampling(free, {"ignore_eos": True}, {})["ignore_eos"]
+
+
+@pytest.mark.parametrize(("declared", "width"), [(0, 48), (12, 12), ("thinker_hidden_size", 64)])
+def test_rows_are_as_wide_as_the_model_says(declared: int | str, width: int) -> None:
+    from omni_core.engine.ar.requests import row_width
+
+    config = SimpleNamespace(hf_config=SimpleNamespace(thinker_hidden_size=64), get_inputs_embeds_size=lambda: 48)
+
+    assert row_width(ModelCapabilities(row_width=declared), config) == width

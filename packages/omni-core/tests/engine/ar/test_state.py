@@ -93,6 +93,21 @@ def test_preemption_changes_no_code(make_engine: Any, rows_of: Rows) -> None:
     assert engine.worker.omni.live == 0
 
 
+def test_what_may_be_sampled_follows_from_what_was_sampled_alone_in_company_and_under_preemption(
+    make_engine: Any, rows_of: Rows
+) -> None:
+    engine = make_engine("TinyConstrainedTalker", block_size=32, num_gpu_blocks_override=7, max_model_len=128)
+    expected = [alone(engine, f"calm{i}", {"rows": rows_of(i)}, max_tokens=70) for i in range(4)]
+
+    for i in range(4):
+        engine.add(f"pressed{i}", {"rows": rows_of(i)}, max_tokens=70)
+    engine.drain()
+
+    assert [engine.codes(f"pressed{i}") for i in range(4)] == expected
+    for codes in expected:
+        assert [frame[0] % 3 for frame in codes] == [(number + 1) % 3 for number in range(70)]
+
+
 def test_the_frame_of_an_end_token_is_dropped(make_engine: Any, rows_of: Rows) -> None:
     engine = make_engine()
     codes = alone(engine, "open", {"rows": rows_of(5)})

@@ -59,7 +59,7 @@ def run(architecture: str, folder: Any, runner: str) -> dict[str, Any]:
     return result
 
 
-@pytest.mark.parametrize("architecture", ["TinyTalker", "TinyGatedTalker"])
+@pytest.mark.parametrize("architecture", ["TinyTalker", "TinyGatedTalker", "TinyConstrainedTalker"])
 def test_both_model_runners_give_the_same_codes_under_preemption(checkpoints: Any, architecture: str) -> None:
     first = run(architecture, checkpoints(architecture), "v1")
     second = run(architecture, checkpoints(architecture), "v2")

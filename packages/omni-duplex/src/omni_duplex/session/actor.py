@@ -130,6 +130,14 @@ class SessionActor:
         self._driver = driver(self._mailbox.put, lambda: session.fence)
         self._task = asyncio.ensure_future(self._run())
 
+    def check_update(self, old: SessionConfig, new: SessionConfig) -> None:
+        """Check a change of settings as the model's stream sees it.
+
+        Raises:
+            DuplexError: The change cannot be made now.
+        """
+        self._stream.validate_update(old, new)
+
     # -- for the socket --------------------------------------------------------------------------------------------
 
     async def receive(self, message: Mapping[str, Any]) -> None:

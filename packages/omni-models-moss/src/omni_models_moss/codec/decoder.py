@@ -59,6 +59,17 @@ class CodecDecoder:
         stack = CodecStack(TensorReader.of_folder(folder, "decoder."), config.decoder, placement, joins=False)
         return cls(config, tables, stack, placement)
 
+    @property
+    def device(self) -> torch.device:
+        """Where it decodes."""
+        return self._placement.device
+
+    def move(self, device: torch.device | None = None) -> None:
+        """Move the weights to a device, by default to the one that decodes; what streams remember stays there."""
+        target = device or self._placement.device
+        self._tables.move(target)
+        self._stack.move(target)
+
     def begin(self) -> Stream:
         """Return a stream that has decoded nothing; it holds memory until `end`."""
         return self._stack.memory.open()

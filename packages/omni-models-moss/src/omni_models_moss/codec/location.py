@@ -4,23 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from omni_core.errors import ConfigError
 from omni_core.model_info import read_model_info
 from omni_core.modelkit.config_reader import read_json
 from omni_core.stage import ResolvedStage
+from omni_models_moss.pipeline import CODEC_FOLDER
 
-CODEC_FOLDER = "audio_tokenizer"
 NAME = "audio_tokenizer_name_or_path"
-"""The talker's config.json names the repository of its codec here."""
+"""What a deployment calls the codec's folder or repository, in `hf_overrides`."""
+NAMES = (NAME, "audio_tokenizer_pretrained_name_or_path", "codec_model_name_or_path")
+"""Where talkers' config.json and processor_config.json name the repository of their codec."""
+PUBLISHED = "codec"
+"""Among a stage's `extras`: the repository of the codec that the published talkers belong to."""
 
 
 def find_codec(stage: ResolvedStage) -> Path:
     """Return the folder of the codec that a stage needs, fetching its repository if need be.
 
     The first of these that is there: what `hf_overrides: {audio_tokenizer_name_or_path: ...}` of the stage names, the folder
-    `audio_tokenizer` of the stage's checkpoint, that checkpoint itself (`model:` of the stage names one), and what the
-    talker's config.json names.
+    `audio_tokenizer` of the stage's checkpoint, that checkpoint itself (`model:` of the stage names one), what the talker's
+    config.json or processor_config.json names, and the codec that the pipeline's published talkers belong to.
 
     Raises:
         ConfigError: There is none.
@@ -36,13 +41,26 @@ def find_codec(stage: ResolvedStage) -> Path:
     config = read_json(folder / "config.json")
     if "quantizer_kwargs" in config:
         return folder
-    if not config.get(NAME):
+    named = _named(config) or _named(_processor_config(folder)) or stage.topology.extras.get(PUBLISHED)
+    if not named:
         raise ConfigError(
             f"the checkpoint has no codec: there is no {inside}, and config.json has no {NAME}",
             where=f"stage {stage.name}",
             hint=f"name the codec's folder or repository in the deploy file: hf_overrides: {{{NAME}: ...}} of the stage",
         )
-    return _folder(str(config[NAME]), folder)
+    return _folder(str(named), folder)
+
+
+def _named(raw: Mapping[str, Any]) -> str | None:
+    return next((str(raw[name]) for name in NAMES if raw.get(name)), None)
+
+
+def _processor_config(folder: Path) -> Mapping[str, Any]:
+    """Return what describes the reference's processor; it may lie in a part of its own."""
+    path = folder / "processor_config.json"
+    raw = read_json(path) if path.is_file() else {}
+    inner = raw.get("audio_tokenizer")
+    return {**raw, **inner} if isinstance(inner, Mapping) else raw
 
 
 def _folder(name: str, checkpoint: Path) -> Path:

@@ -28,6 +28,10 @@ class CodebookTables:
         self._rows = torch.cat(tables).to(device)
         self._bias = bias.to(device)
 
+    def move(self, device: torch.device) -> None:
+        """Move the tables."""
+        self._rows, self._bias = self._rows.to(device), self._bias.to(device)
+
     def __call__(self, codes: Tensor) -> Tensor:
         """Return float32 vectors [batch, frames, latent_out] of codes [batch, frames, n]."""
         batch, frames, levels = codes.shape

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor
 
 from omni_core.modelkit.weights import TensorReader
@@ -37,6 +38,12 @@ class CodecStack:
         reader.finish()
         self.memory = StreamMemory(shapes, placement.device, placement.dtype)
         """Of the streams under way. Weights can be replaced under it."""
+
+    def move(self, device: torch.device) -> None:
+        """Move the weights."""
+        for part in self._parts:
+            if isinstance(part, CausalTransformer):
+                part.move(device)
 
     def __call__(self, x: Tensor, streams: Sequence[Stream], frames: int) -> Tensor:
         """Return the outputs [batch, columns, outputs] of the next frames' columns, and count the frames.

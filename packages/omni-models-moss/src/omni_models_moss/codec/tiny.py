@@ -44,59 +44,70 @@ def _patch(size: int) -> dict[str, Any]:
     return {"module_type": "PatchedPretransform", "patch_size": size}
 
 
-CONFIG: dict[str, Any] = {
-    "model_type": "moss-audio-tokenizer",
-    "architectures": ["MossAudioTokenizerModel"],
-    "sampling_rate": SAMPLE_RATE,
-    "downsample_rate": SAMPLES_PER_FRAME,
-    "number_channels": 2,
-    "enable_channel_interleave": True,
-    "causal_transformer_context_duration": 10.0,
-    "encoder_kwargs": [
-        _patch(240),
-        _transformer(240, 16, 0.1),
-        _patch(2),
-        _transformer(32, 16, 0.2),
-        _patch(4),
-        _transformer(64, 16, 0.4),
-        _patch(4),
-        _transformer(64, 24, 0.8),
-    ],
-    "decoder_kwargs": [
-        _transformer(24, 64, 0.8),
-        _patch(4),
-        _transformer(16, 64, 0.4),
-        _patch(4),
-        _transformer(16, 32, 0.2),
-        _patch(2),
-        _transformer(16, 240, 0.1),
-        _patch(240),
-    ],
-    "quantizer_kwargs": {
-        "input_dim": 24,
-        "rvq_dim": 16,
-        "output_dim": 24,
-        "num_quantizers": NUM_QUANTIZERS,
-        "codebook_size": CODEBOOK_SIZE,
-        "codebook_dim": 8,
-        "quantizer_type": "rlfq",
-    },
-}
-"""config.json of the tiny codec."""
+def _config(sample_rate: int, samples_per_frame: int, channels: int, num_quantizers: int) -> dict[str, Any]:
+    """Return config.json of a tiny codec; `channels` is a part of it where there are two, as in the released ones."""
+    first = samples_per_frame * channels // 32
+    named = {"number_channels": channels, "enable_channel_interleave": True} if channels > 1 else {}
+    return {
+        "model_type": "moss-audio-tokenizer",
+        "architectures": ["MossAudioTokenizerModel"],
+        "sampling_rate": sample_rate,
+        "downsample_rate": samples_per_frame,
+        **named,
+        "causal_transformer_context_duration": 10.0,
+        "encoder_kwargs": [
+            _patch(first),
+            _transformer(first, 16, 0.1),
+            _patch(2),
+            _transformer(32, 16, 0.2),
+            _patch(4),
+            _transformer(64, 16, 0.4),
+            _patch(4),
+            _transformer(64, 24, 0.8),
+        ],
+        "decoder_kwargs": [
+            _transformer(24, 64, 0.8),
+            _patch(4),
+            _transformer(16, 64, 0.4),
+            _patch(4),
+            _transformer(16, 32, 0.2),
+            _patch(2),
+            _transformer(16, first, 0.1),
+            _patch(first),
+        ],
+        "quantizer_kwargs": {
+            "input_dim": 24,
+            "rvq_dim": 16,
+            "output_dim": 24,
+            "num_quantizers": num_quantizers,
+            "codebook_size": CODEBOOK_SIZE,
+            "codebook_dim": 8,
+            "quantizer_type": "rlfq",
+        },
+    }
 
 
-def write_codec(folder: Path, seed: int) -> None:
+CONFIG = _config(SAMPLE_RATE, SAMPLES_PER_FRAME, 2, NUM_QUANTIZERS)
+"""config.json of the tiny codec v2, which Local has."""
+NANO_CONFIG = _config(SAMPLE_RATE, SAMPLES_PER_FRAME, 2, 16)
+"""Of Nano's codec."""
+V1_CONFIG = _config(24000, 1920, 1, 32)
+"""Of codec v1, which the others have."""
+
+
+def write_codec(folder: Path, seed: int, config: Mapping[str, Any] = CONFIG) -> None:
     """Write the codec's config.json and model.safetensors; equal seeds give equal files.
 
     Args:
         folder: Where to; it is made if need be, and files of the same names are replaced.
         seed: Of the weights.
+        config: Which of the codecs.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(CONFIG, indent=1) + "\n", encoding="utf-8")
-    tensors = dict(_stack("encoder", CONFIG["encoder_kwargs"], 1.0))
-    tensors |= _stack("decoder", CONFIG["decoder_kwargs"], _LOUDNESS)
-    tensors |= _quantizer(CONFIG["quantizer_kwargs"])
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    tensors = dict(_stack("encoder", config["encoder_kwargs"], 1.0))
+    tensors |= _stack("decoder", config["decoder_kwargs"], _LOUDNESS)
+    tensors |= _quantizer(config["quantizer_kwargs"])
     write_tensors(folder / "model.safetensors", tensors, seed=seed, dtype="F32")
 
 

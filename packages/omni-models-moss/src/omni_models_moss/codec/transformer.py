@@ -71,6 +71,12 @@ class CausalTransformer:
             x = layer(x, columns)
         return x if self._out is None else F.linear(x, self._out)
 
+    def move(self, device: torch.device) -> None:
+        """Move the weights."""
+        self._in, self._out = (None if weight is None else weight.to(device) for weight in (self._in, self._out))
+        for layer in self._layers:
+            layer.move(device)
+
     def _columns(self, piece: Piece) -> _Columns:
         device, rate, ring = piece.seen.device, self.sizes.rate, self._ring
         count = piece.frames * rate
@@ -100,9 +106,10 @@ class _Layer:
     def __init__(self, reader: TensorReader, name: str, sizes: TransformerSizes, number: int, placement: Placement) -> None:
         width, inner, put = sizes.width, sizes.inner, placement.put
         self._number, self._heads = number, sizes.heads
-        self._norms = [
-            tuple(put(reader.take(f"{name}.norm{index}.{part}", width)) for part in ("weight", "bias")) for index in (1, 2)
-        ]
+        weights, biases = (
+            [put(reader.take(f"{name}.norm{index}.{part}", width)) for index in (1, 2)] for part in ("weight", "bias")
+        )
+        self._norms = list(zip(weights, biases, strict=True))
         scales = [reader.take(f"{name}.layer_scale_{index}.scale", width)[:, None] for index in (1, 2)]
         # Released files name these tensors in two ways.
         self._qkv = put(_either(reader, f"{name}.self_attn.in_projs.0", f"{name}.self_attn.in_proj", 3 * width, width))
@@ -110,6 +117,12 @@ class _Layer:
         self._out = put(out * scales[0])
         self._up = put(_either(reader, f"{name}.linear1", f"{name}.ffn.0", inner, width))
         self._down = put(_either(reader, f"{name}.linear2", f"{name}.ffn.2", width, inner) * scales[1])
+
+    def move(self, device: torch.device) -> None:
+        self._norms = [(weight.to(device), bias.to(device)) for weight, bias in self._norms]
+        self._qkv, self._out, self._up, self._down = (
+            weight.to(device) for weight in (self._qkv, self._out, self._up, self._down)
+        )
 
     def __call__(self, x: Tensor, columns: _Columns) -> Tensor:
         x = x + F.linear(self._attend(self._normalized(x, 0), columns), self._out)

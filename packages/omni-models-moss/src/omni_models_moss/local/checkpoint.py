@@ -1,4 +1,4 @@
-"""What a MOSS-TTS Local checkpoint says about itself in its config.json. Read in any process."""
+"""What a MOSS-TTS Local or Nano checkpoint says about itself in its config.json. Read in any process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from omni_core.errors import ConfigError
 from omni_core.modelkit.config_reader import ConfigReader
 
-_MODEL = "MOSS-TTS Local"
+_MODEL = "MOSS-TTS Local or Nano"
 _IDS = ("im_start", "im_end", "audio_start", "audio_end", "audio_user_slot", "audio_assistant_slot")
 
 
@@ -32,6 +32,19 @@ class Checkpoint:
     codebook_size: int
     pad_code: int
     sample_rate: int
+    is_gpt2: bool = False
+    """Whether the large transformer is like the small one (Nano), and not Qwen3 (Local)."""
+    local_layers: int = 1
+    """Layers of the small transformer."""
+
+    @property
+    def reads_decision(self) -> bool:
+        """Whether the small transformer reads the decision before it makes codes, as in Nano.
+
+        Local has a head of two rows for the decision and goes on with the codes at once. Nano decides by two rows of the text
+        embeddings, and the one that won is read like a code.
+        """
+        return self.is_gpt2
 
     @classmethod
     def read(cls, folder: str | Path) -> Checkpoint:
@@ -49,20 +62,23 @@ class Checkpoint:
 
     @classmethod
     def _from_reader(cls, read: ConfigReader, folder: str | Path) -> Checkpoint:
-        mode = read.optional("local_text_head_mode", str, "binary")
-        if mode != "binary":
+        is_gpt2 = not (read.raw.get("qwen3_config") or read.raw.get("language_config"))
+        mode = read.optional("local_text_head_mode", str, "full_vocab" if is_gpt2 else "binary")
+        if (mode == "binary") == is_gpt2:
             raise ConfigError(
                 f"local_text_head_mode {mode!r} is not supported",
                 where=read.where,
-                hint="use a checkpoint with the two-way head of MOSS-TTS-Local-Transformer-v1.5",
+                hint="use MOSS-TTS-Local-Transformer-v1.5, with its two-way head, or MOSS-TTS-Nano, with that of all text",
             )
         ids = {name.removeprefix("audio_") if "slot" in name else name: read.take(f"{name}_token_id", int) for name in _IDS}
-        codebook_size = read.take("audio_vocab_size", int)
+        codebook_size = read.optional("audio_vocab_size", int, 1024)
         return cls(
             folder=Path(folder),
             num_codes=read.take("n_vq", int),
             codebook_size=codebook_size,
             pad_code=read.optional("audio_pad_token_id", int, codebook_size),
-            sample_rate=read.optional("sampling_rate", int, 48_000),
+            sample_rate=read.optional("sampling_rate", int, read.optional("audio_tokenizer_sample_rate", int, 48_000)),
+            is_gpt2=is_gpt2,
+            local_layers=read.optional("local_transformer_layers", int, 1),
             **ids,
         )

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from omni_core.modelkit.cache import BoundedCache
-from omni_core.modelkit.tokenizer import TextTokenizer
 from omni_core.payload import Payload
 from omni_core.runner import EngineInput
+from omni_models_moss.form import FIELDS
 from omni_models_moss.local.checkpoint import Checkpoint
-from omni_models_moss.local.prompt import FIELDS, Frames, Rows, make_rows
+from omni_models_moss.local.prompt import make_rows
+from omni_models_moss.recordings import Recordings, frames_key
+from omni_models_moss.rows import Frames, Rows
+from omni_models_moss.text import load_tokenizer
 
 if TYPE_CHECKING:
     from omni_core.stage import ResolvedStage
-    from omni_models_moss.reference import ReferenceEncoder
-
-_CACHE_ENTRIES = 1024
-"""A recording has 375 frames at most (30 s), so an entry has at most 36 KB."""
 
 
 class LocalInput:
@@ -28,9 +23,8 @@ class LocalInput:
 
     def __init__(self, stage: ResolvedStage) -> None:
         self._checkpoint = Checkpoint.read(stage.model)
-        self._tokenizer = TextTokenizer.load(stage.model)
-        self._encoder = _load_encoder(stage, self._checkpoint.num_codes)
-        self._recordings: BoundedCache[Frames] = BoundedCache(_CACHE_ENTRIES)
+        self._tokenizer = load_tokenizer(stage.model)
+        self._recordings = Recordings(stage, self._checkpoint.num_codes)
 
     def __call__(self, payload: Payload, sampling: Mapping[str, Any]) -> EngineInput:
         """Return the engine's input: the rows, and their text ids as the prompt.
@@ -38,7 +32,7 @@ class LocalInput:
         Raises:
             RequestError: The recording cannot be used.
         """
-        frames = self._frames(payload)
+        frames = self._recordings.frames(payload)
         continues = frames is not None and bool(payload.get("continues"))
         rows = make_rows(
             self._checkpoint,
@@ -67,18 +61,4 @@ class LocalInput:
         """
         if not continues and (rows.text_ids == self._checkpoint.assistant_slot).any():
             return None
-        return "" if frames is None else hashlib.sha256(np.ascontiguousarray(frames).tobytes()).hexdigest()
-
-    def _frames(self, payload: Payload) -> Frames | None:
-        samples = payload.get("ref_audio")
-        if samples is None:
-            return None
-        samples, rate = np.ascontiguousarray(samples, dtype=np.float32), int(payload["ref_sample_rate"])
-        key = (hashlib.sha256(samples.data).digest(), samples.shape, rate)
-        return self._recordings.get(key, lambda: self._encoder.encode(samples, rate))
-
-
-def _load_encoder(stage: ResolvedStage, num_codes: int) -> ReferenceEncoder:
-    from omni_models_moss.reference import ReferenceEncoder  # torch: only in the stage's process
-
-    return ReferenceEncoder.load(stage, num_codes)
+        return frames_key(frames)

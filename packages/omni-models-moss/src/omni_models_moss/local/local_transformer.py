@@ -1,7 +1,8 @@
 """The talker's local transformer: from one hidden state to whether there is another frame, and to the frame's codes.
 
-It reads the hidden state and then, one after another, the codes it has chosen, and forgets them after each frame. It is plain
-torch: its attention lives outside vLLM's paged cache, and all frames of a batch are predicted in one call.
+It reads the hidden state and then, one after another, the codes it has chosen, and forgets them after each frame. In Nano it
+reads, before the codes, that there is another frame. It is plain torch: its attention lives outside vLLM's paged cache, and all
+frames of a batch are predicted in one call.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ from torch.nn import functional as F
 
 from omni_core.capabilities import MtpSampling
 from omni_core.errors import ConfigError
-from omni_core.modelkit.code_sampling import CodeSampling
+from omni_core.modelkit.code_sampling import LastSampling
+from omni_models_moss.local.checkpoint import Checkpoint
+from omni_models_moss.tables import CodeTables
 
 
 def _gelu_new(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
 
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu_new": _gelu_new}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu_new": _gelu_new}
 
 
 @dataclass(frozen=True)
@@ -39,32 +42,40 @@ class LocalConfig:
     activation: str = "silu"
     eps: float = 1e-6
     rope_base: float = 1e6
+    reads_decision: bool = False
 
     @classmethod
-    def read(cls, raw: Mapping[str, Any], num_codes: int, codebook_size: int) -> LocalConfig:
+    def read(cls, raw: Mapping[str, Any], facts: Checkpoint) -> LocalConfig:
         """Return the sizes in a checkpoint's `gpt2_config`.
 
         Raises:
             ConfigError: Something in it is not supported.
         """
-        position, activation = raw.get("position_embedding_type", "rope"), raw.get("activation_function", "silu")
+        position = raw.get("position_embedding_type", "rope")
+        activation = raw.get("activation_function", "gelu_new" if facts.is_gpt2 else "silu")
         for name, value, known in (
             ("position_embedding_type", position, ("rope",)),
-            ("activation_function", activation, _ACTIVATIONS),
+            ("activation_function", activation, ACTIVATIONS),
         ):
             if value not in known:
                 raise ConfigError(f"gpt2_config.{name} {value!r} is not supported", hint=f"known are {', '.join(known)}")
         return cls(
             hidden=raw["n_embd"],
             inner=raw.get("n_inner") or 4 * raw["n_embd"],
-            layers=raw["n_layer"],
+            layers=facts.local_layers,
             heads=raw["n_head"],
-            num_codes=num_codes,
-            codebook_size=codebook_size,
+            num_codes=facts.num_codes,
+            codebook_size=facts.codebook_size,
             activation=activation,
-            eps=raw.get("layer_norm_epsilon", 1e-6),
-            rope_base=float(raw.get("rope_base", 1e6)),
+            eps=raw.get("layer_norm_epsilon", 1e-5 if facts.is_gpt2 else 1e-6),
+            rope_base=float(raw.get("rope_base", 1e4 if facts.is_gpt2 else 1e6)),
+            reads_decision=facts.reads_decision,
         )
+
+    @property
+    def positions(self) -> int:
+        """Rows that it reads for a frame."""
+        return self.num_codes + self.reads_decision
 
     @property
     def head_dim(self) -> int:
@@ -78,39 +89,28 @@ class LocalTransformer(nn.Module):
     def __init__(self, config: LocalConfig) -> None:
         super().__init__()
         self.config = config
-        # All tables in one, so that a frame is one look-up; the last row stands for "no code" and stays zero.
-        self.tables = _weight(config.num_codes * config.codebook_size + 1, config.hidden)
+        self.codes = CodeTables(config.num_codes, config.codebook_size, config.hidden)
         self.text_head = _weight(2, config.hidden)
         self.layers = nn.ModuleList(_Block(config) for _ in range(config.layers))
         self.ln_f = nn.LayerNorm(config.hidden, eps=config.eps)
         cos, sin = _rotary_tables(config)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
-        offsets = torch.arange(config.num_codes, dtype=torch.int64) * config.codebook_size
-        self.register_buffer("offsets", offsets, persistent=False)
-        self._last: tuple[tuple[MtpSampling, ...], CodeSampling] | None = None
+        self._sampling = LastSampling(config.codebook_size)
 
     def checkpoint_views(self) -> dict[str, Tensor]:
         """Return where each tensor of the checkpoint goes, by its name."""
-        size = self.config.codebook_size
-        views = {
-            f"audio_embeddings.{book}.weight": self.tables.data[book * size : (book + 1) * size]
-            for book in range(self.config.num_codes)
-        }
-        views["local_text_lm_head.weight"] = self.text_head.data
+        views = self.codes.views("audio_embeddings.{}.weight")
+        if not self.config.reads_decision:
+            views["local_text_lm_head.weight"] = self.text_head.data
         views |= {f"local_transformer.ln_f.{name}": value.data for name, value in self.ln_f.named_parameters()}
         for index, layer in enumerate(self.layers):
             views |= {f"local_transformer.h.{index}.{name}": value.data for name, value in layer.named_parameters()}
         return views
 
     def finish_loading(self) -> None:
-        """Write what no tensor brings: the zero row of the table."""
-        self.tables.data[-1].zero_()
-
-    def embed(self, codes: Tensor) -> Tensor:
-        """Return the summed embeddings of frames [B, Q] as [B, hidden]; negative codes add nothing."""
-        none = self.tables.shape[0] - 1
-        return F.embedding(torch.where(codes < 0, none, codes + self.offsets), self.tables).sum(-2)
+        """Write what no tensor brings."""
+        self.codes.finish_loading()
 
     def decide(self, hidden: Tensor) -> Tensor:
         """Return the logits [B, 2] of another frame and of the end, for hidden states [B, hidden]."""
@@ -128,25 +128,22 @@ class LocalTransformer(nn.Module):
         Returns:
             int64 [B, Q].
         """
-        settings = self._settings(tuple(sampling), hidden.device)
-        tables = self.tables[:-1].view(self.config.num_codes, self.config.codebook_size, -1)
-        cache, row, codes = self._new_cache(hidden), hidden, []
-        for book, table in enumerate(tables):
-            logits = F.linear(self._run(row, book, cache), table).float()
+        settings = self._sampling.of(sampling, hidden.device)
+        cache, row, codes, first = self._new_cache(hidden), hidden, [], 0
+        if self.config.reads_decision:
+            self._run(hidden, 0, cache)
+            row, first = self.text_head[0].expand_as(hidden), 1
+        for book in range(self.config.num_codes):
+            table = self.codes.table(book)
+            logits = F.linear(self._run(row, first + book, cache), table).float()
             drawn = None if uniforms is None else uniforms[:, book]
             codes.append(settings.choose(logits, drawn, None if seen is None else seen[:, book]))
             row = F.embedding(codes[-1], table)
         return torch.stack(codes, dim=1)
 
-    def _settings(self, sampling: tuple[MtpSampling, ...], device: torch.device) -> CodeSampling:
-        """Return the settings of a batch; the last ones are kept, since a batch mostly stays the same for many steps."""
-        if self._last is None or self._last[0] != sampling:
-            self._last = sampling, CodeSampling.of(sampling, self.config.codebook_size, device)
-        return self._last[1]
-
     def _new_cache(self, hidden: Tensor) -> Tensor:
         config = self.config
-        shape = (config.layers, 2, hidden.shape[0], config.heads, config.num_codes, config.head_dim)
+        shape = (config.layers, 2, hidden.shape[0], config.heads, config.positions, config.head_dim)
         return torch.empty(shape, dtype=hidden.dtype, device=hidden.device)
 
     def _run(self, row: Tensor, position: int, cache: Tensor) -> Tensor:
@@ -163,7 +160,7 @@ class _Block(nn.Module):
     def __init__(self, config: LocalConfig) -> None:
         super().__init__()
         width, inner = config.hidden, config.inner
-        self.heads, self.activation = config.heads, _ACTIVATIONS[config.activation]
+        self.heads, self.activation = config.heads, ACTIVATIONS[config.activation]
         self.ln_1 = nn.LayerNorm(width, eps=config.eps)
         self.attn = nn.ModuleDict({"c_attn": nn.Linear(width, 3 * width), "c_proj": nn.Linear(width, width)})
         self.ln_2 = nn.LayerNorm(width, eps=config.eps)
@@ -191,7 +188,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def _rotary_tables(config: LocalConfig) -> tuple[Tensor, Tensor]:
     """Return cosines and sines [positions, head width / 2] in float32."""
     steps = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-    angles = torch.arange(config.num_codes, dtype=torch.float32)[:, None] * config.rope_base**-steps
+    angles = torch.arange(config.positions, dtype=torch.float32)[:, None] * config.rope_base**-steps
     return angles.cos(), angles.sin()
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from omni_core.pipeline import ExecutionType, PipelineConfig, StagePipelineConfig
 
+_HERE = "omni_models_qwen.qwen2_5_omni"
+
 THINKER = "Qwen2_5OmniForConditionalGeneration"
 """vLLM's own name of the thinker, whose class reads the checkpoint's whole configuration: so no `hf_config_name`."""
 _CODEC_END = 8294
@@ -13,6 +15,7 @@ QWEN2_5_OMNI = PipelineConfig(
     model_arch=THINKER,
     hf_architectures=(THINKER, "Qwen2_5OmniModel"),
     default_deploy_config_name="qwen2_5_omni.yaml",
+    chat=f"{_HERE}.chat:chat_traits",
     stages=(
         StagePipelineConfig(
             stage_id=0,
@@ -23,6 +26,7 @@ QWEN2_5_OMNI = PipelineConfig(
             requires_multimodal_data=True,
             engine_output_type="latent",
             sampling_constraints={"detokenize": True},
+            custom_process_next_stage_input_func=f"{_HERE}.handoff:thinker2talker",
         ),
         StagePipelineConfig(
             stage_id=1,
@@ -33,6 +37,8 @@ QWEN2_5_OMNI = PipelineConfig(
             engine_output_type="latent",
             sampling_constraints={"detokenize": True, "stop_token_ids": [_CODEC_END]},
             requires_full_payload_input=True,
+            custom_process_input_func=f"{_HERE}.talker_input:TalkerInput",
+            custom_process_next_stage_input_func=f"{_HERE}.handoff:talker2code2wav",
         ),
         StagePipelineConfig(
             stage_id=2,
@@ -54,6 +60,7 @@ QWEN2_5_OMNI = PipelineConfig(
 QWEN2_5_OMNI_THINKER_ONLY = PipelineConfig(
     model_type="qwen2_5_omni_thinker_only",
     model_arch=THINKER,
+    chat=f"{_HERE}.chat:silent_traits",
     stages=(
         StagePipelineConfig(
             stage_id=0,

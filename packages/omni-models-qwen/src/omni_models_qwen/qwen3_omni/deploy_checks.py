@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from omni_core.errors import ConfigError
 from omni_core.stage import ResolvedStage
 from omni_models_qwen.qwen3_tts.stream import check_options
 
@@ -13,6 +14,8 @@ KEYS = frozenset(
         "codec_chunk_frames",
         "codec_chunk_ramp",
         "codec_left_context_frames",
+        "decode_batch_max_size",
+        "decode_enable_tf32",
         "initial_codec_chunk_frames",
         "max_inflight",
     }
@@ -28,4 +31,11 @@ def check_stages(stages: Sequence[ResolvedStage]) -> None:
     """
     for stage in stages:
         for edge in stage.outputs:
-            check_options(edge.stream, f"connectors.{edge.connector}.extra", keys=KEYS, model="Qwen3-Omni")
+            where = f"connectors.{edge.connector}.extra"
+            check_options(edge.stream, where, keys=KEYS, model="Qwen3-Omni")
+            if edge.stream.get("codec_left_context_frames") == 0:
+                raise ConfigError(
+                    "codec_left_context_frames 0 would leave a gap before each window: the end of a frame needs the next one",
+                    where=where,
+                    hint="set it to at least 1; 25 is usual",
+                )

@@ -1,27 +1,42 @@
 """From the thinker to the talker: the rows of each position, as the thinker makes them, in the thinker's stage process.
 
-A payload holds the thinker's tensors under their names, dimension 0 being the positions, and the sampled `token_ids` int64.
+The first payload holds what the talker's InputProcessor needs: the prompt's ids, the facts of its media, the voice that was
+asked for, and the rows of every position so far. Later ones hold the `rows` of the tokens that followed.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
+from omni_core.engine.edge import join_outputs
 from omni_core.payload import Payload
 from omni_core.runner import Handoff, StageOutput
 
+EMBEDS = "thinker_embeds"
+"""Name of the rows that the thinker's first layer reads."""
+HIDDEN = "thinker_hidden"
+"""Name of the hidden states of the layer that the talker accepts."""
+
 
 def thinker2talker_async_chunk(handoff: Handoff, output: StageOutput) -> Payload | None:
-    """Return the rows that are new, None for an output without any that does not end the request."""
-    payload = thinker2talker(handoff, output)
-    return payload if payload or output.finished else None
+    """Return the first payload once the reply's first token has a row, then the rows of the tokens behind it.
+
+    A token has a row when the thinker has read it, so that of the last one never comes.
+    """
+    held: list[StageOutput] | None = handoff.state.setdefault("held", [])
+    if held is None:
+        rows = output.tensors.get(EMBEDS)
+        return None if rows is None or not len(rows) else {"rows": rows}
+    held.append(output)
+    count = sum(len(part.tensors.get(EMBEDS, ())) for part in held)
+    if not output.finished and count <= len(handoff.inputs["prompt_token_ids"]):
+        return None
+    handoff.state["held"] = None
+    return thinker2talker(handoff, join_outputs(held))
 
 
 def thinker2talker(handoff: Handoff, output: StageOutput) -> Payload:
-    """Return all rows of an output."""
-    payload: dict[str, Any] = {name: rows for name, rows in output.tensors.items() if len(rows)}
-    if output.token_ids:
-        payload["token_ids"] = np.asarray(output.token_ids, dtype=np.int64)
+    """Return all of a reply: prompt and rows."""
+    payload: dict[str, Any] = {name: output.tensors[name] for name in (EMBEDS, HIDDEN)}
+    payload |= {name: handoff.inputs[name] for name in ("prompt_token_ids", "mm", "voice") if name in handoff.inputs}
     return payload

@@ -8,8 +8,6 @@ from typing import Any
 from omni_core.pipeline import ExecutionType, PipelineConfig, StagePipelineConfig
 
 _HERE = "omni_models_qwen.qwen3_omni"
-_CODES = "omni_models_qwen.qwen3_tts.handoff"
-"""Frames of codes go to the codec as they do in Qwen3-TTS."""
 _CODEC_END = 2150
 
 THINKER = "Qwen3OmniMoeForConditionalGeneration"
@@ -22,6 +20,7 @@ QWEN3_OMNI_MOE = PipelineConfig(
     default_deploy_config_name="qwen3_omni_moe.yaml",
     default_session_mode="turn",
     supports_duplex_mrv2=True,
+    chat=f"{_HERE}.chat:chat_traits",
     endpoint_restrictions=(
         ("completions", "Qwen3-Omni answers conversations: its prompt is made of turns; use /v1/chat/completions"),
     ),
@@ -46,8 +45,9 @@ QWEN3_OMNI_MOE = PipelineConfig(
             hf_config_name="talker_config",
             input_sources=(0,),
             engine_output_type="latent",
-            custom_process_next_stage_input_func=f"{_CODES}:talker2code2wav",
-            async_chunk_process_next_stage_input_func=f"{_CODES}:talker2code2wav_async_chunk",
+            custom_process_input_func=f"{_HERE}.talker_input:TalkerInput",
+            custom_process_next_stage_input_func=f"{_HERE}.windows:talker2code2wav",
+            async_chunk_process_next_stage_input_func=f"{_HERE}.windows:talker2code2wav_async_chunk",
             sampling_constraints={"detokenize": False, "stop_token_ids": [_CODEC_END]},
             supports_native_mrv2_data_plane=True,
             requires_full_payload_input=True,
@@ -74,6 +74,7 @@ QWEN3_OMNI_MOE_THINKER_ONLY = PipelineConfig(
     model_type="qwen3_omni_moe_thinker_only",
     model_arch=THINKER,
     default_deploy_config_name="qwen3_omni_moe_thinking.yaml",
+    chat=f"{_HERE}.chat:silent_traits",
     stages=(
         StagePipelineConfig(
             stage_id=0,

@@ -10,28 +10,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from omni_core.errors import ConfigError, RequestError
+from omni_core.errors import RequestError
+from omni_core.modelkit.codec_stage import CodecStage, payload_rows
 from omni_core.payload import Payload
-from omni_core.runner import LightChunk, LightModel
+from omni_core.runner import LightChunk
 from omni_core.stage import ResolvedStage
 from omni_models_qwen.qwen3_tts.codec_decoder import CodecDecoder
 from omni_models_qwen.qwen3_tts.codec_flow import CodecState
+from omni_models_qwen.talking.decoding import decoder_device, decoder_dtype, edge_options
 
 CODEC_FOLDER = "speech_tokenizer"
 
-_DTYPES = {
-    "auto": torch.float32,  # the codec's file is float32
-    "float32": torch.float32,
-    "float": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "half": torch.float16,
-}
-_DEVICES = {"rocm": "cuda"}
-"""Platforms whose name in torch is another one."""
 
-
-class Qwen3TTSCode2Wav(LightModel):
+class Qwen3TTSCode2Wav(CodecStage):
     """Decode codes as they come, with a state for each request, so that the joined chunks are the one-shot decode.
 
     A payload has `codes` [n, 16]. A request's first one may have `ref_codes` [m, 16], the reference that a cloned voice
@@ -59,19 +50,11 @@ class Qwen3TTSCode2Wav(LightModel):
         Raises:
             ConfigError: A file is missing or damaged, its tensors are not this model's, or the dtype is not known.
         """
-        name = str(stage.engine_args.get("dtype") or "auto").removeprefix("torch.")
-        if name not in _DTYPES:
-            raise ConfigError(
-                f"stage {stage.name} cannot use dtype {name!r}", where="dtype", hint=f"choose one of {', '.join(_DTYPES)}"
-            )
         folder = Path(stage.model) / (stage.topology.model_subdir or CODEC_FOLDER)
-        device = _DEVICES.get(stage.platform, stage.platform)
-        options = stage.inputs[0].stream if stage.inputs else {}
-        if device == "cuda":
-            allow_tf32(bool(options.get("decode_enable_tf32", False)))
+        options = edge_options(stage)
         own = stage.engine_args.get("additional_config") or {}
         return cls(
-            CodecDecoder.load(folder, device=device, dtype=_DTYPES[name]),
+            CodecDecoder.load(folder, dtype=decoder_dtype(stage), device=decoder_device(stage)),
             max_batch=int(options.get("decode_batch_max_size") or 0),
             firsts_first=bool(own.get("talker_stream_first_audio", True)),
         )
@@ -84,24 +67,14 @@ class Qwen3TTSCode2Wav(LightModel):
         """
         self.decoder = type(self).load(stage).decoder
 
-    def sleep(self) -> None:
-        """Move the weights to the host's memory and give the device's back."""
-        self.decoder.move(torch.device("cpu"))
-        if self.decoder.device.type != "cpu":
-            torch.accelerator.empty_cache()
-
-    def wake(self) -> None:
-        """Move the weights back."""
-        self.decoder.move()
-
     def begin(self, request_id: str, sampling: Mapping[str, Any]) -> CodecState:
         """Return the state of a request that has made no audio."""
         return self.decoder.begin()
 
     def group(self, chunk: LightChunk) -> Hashable:
         """Return the chunk's numbers of frames to hear and of frames to be silent about: chunks of one size can be stacked."""
-        frames, made = len(_rows(chunk.payload, "codes")), self._frames_made(chunk.payload)
-        return frames - made, len(_rows(chunk.payload, "ref_codes")) + made
+        frames, made = len(payload_rows(chunk.payload, "codes")), self._frames_made(chunk.payload)
+        return frames - made, len(payload_rows(chunk.payload, "ref_codes")) + made
 
     def ready(self, payload: Payload) -> Mapping[str, Any] | None:
         """Return the audio that the talker's process made, with its codes."""
@@ -147,7 +120,7 @@ class Qwen3TTSCode2Wav(LightModel):
         if not isinstance(audio, np.ndarray) or audio.dtype != np.float32 or audio.shape[1:] != (self.channels,):
             return 0
         frames, rest = divmod(len(audio), frame)
-        return frames if not rest and frames <= len(_rows(payload, "codes")) else 0
+        return frames if not rest and frames <= len(payload_rows(payload, "codes")) else 0
 
     def _check_made(self, chunk: LightChunk) -> None:
         if chunk.payload.get("audio") is None:
@@ -164,35 +137,6 @@ class Qwen3TTSCode2Wav(LightModel):
             raise RequestError(f"audio {fault}", where=f"request {chunk.request_id}", hint=hint)
 
     def _codes(self, chunk: LightChunk, key: str) -> np.ndarray[Any, Any]:
-        rows = _rows(chunk.payload, key)
         config = self.decoder.config
-        where = f"request {chunk.request_id}"
-        if rows.size == 0:
-            return np.zeros((0, config.num_quantizers), np.int64)
-        if rows.ndim != 2 or rows.shape[1] != config.num_quantizers or rows.dtype.kind not in "iu":
-            raise RequestError(
-                f"{key} must be whole numbers [frames, {config.num_quantizers}], not {rows.dtype} {list(rows.shape)}",
-                where=where,
-                hint="send one row for each frame",
-            )
-        if rows.min() < 0 or rows.max() >= config.codebook_size:
-            raise RequestError(
-                f"{key} holds ids from {rows.min()} to {rows.max()}, but the codebooks have {config.codebook_size} rows",
-                where=where,
-                hint=f"send codes from 0 to {config.codebook_size - 1}, without control ids",
-            )
-        if key == "ref_codes" and chunk.state.frames:
-            raise RequestError("ref_codes came after the first frames", where=where, hint="send them with the first payload")
-        return rows.astype(np.int64)
-
-
-def _rows(payload: Payload, key: str) -> np.ndarray[Any, Any]:
-    """Return an array of the payload; one that is not there has no rows."""
-    found = payload.get(key)
-    return np.zeros((0, 0), np.int64) if found is None else np.atleast_1d(found)
-
-
-def allow_tf32(allowed: bool) -> None:
-    """Let float32 products on CUDA round their inputs to ten bits, for speed, or not (`decode_enable_tf32`)."""
-    torch.backends.cuda.matmul.allow_tf32 = allowed
-    torch.backends.cudnn.allow_tf32 = allowed
+        begun = bool(chunk.state.frames)
+        return self.checked_codes(chunk, key, books=config.num_quantizers, size=config.codebook_size, begun=begun)

@@ -30,7 +30,7 @@ def talker2code2wav_async_chunk(handoff: Handoff, output: StageOutput) -> Payloa
         chunker = Chunker(policy, output.load, handoff.inputs.get("frame_s", FRAME_S))
         handoff.state["chunker"] = chunker
     audio = output.tensors.get(FIRST_AUDIO)
-    codes = chunker.add(_frames(handoff, output), finished=output.finished, at_once=audio is not None)
+    codes = chunker.add(frames_of(handoff, output), finished=output.finished, at_once=audio is not None)
     if codes is None:
         return None
     payload = _payload(handoff, codes, chunker.policy, first=chunker.sent == 1)
@@ -40,10 +40,10 @@ def talker2code2wav_async_chunk(handoff: Handoff, output: StageOutput) -> Payloa
 def talker2code2wav(handoff: Handoff, output: StageOutput) -> Payload:
     """Return all frames of a request as one payload."""
     policy = ChunkPolicy.read(handoff.options)
-    return _payload(handoff, _frames(handoff, output), policy, first=True)
+    return _payload(handoff, frames_of(handoff, output), policy, first=True)
 
 
-def _frames(handoff: Handoff, output: StageOutput) -> np.ndarray[Any, Any]:
+def frames_of(handoff: Handoff, output: StageOutput) -> np.ndarray[Any, Any]:
     """Return the new frames [n, codebooks]. The runner has dropped the frame of the end-of-speech token: it is no sound."""
     frames = output.tensors.get(CODES)
     if frames is None:

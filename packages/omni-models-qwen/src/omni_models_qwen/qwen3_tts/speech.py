@@ -54,6 +54,7 @@ class Qwen3TTSSpeech(SpeechAdapter):
             task_types=(checkpoint.task,),
             accepts=self._accepts(),
             clones=checkpoint.task == "Base",
+            reference_needs_text=checkpoint.task == "Base",
             max_instructions_chars=self.options.get("tts_max_instructions_length", _TTS_ARGS["max_instructions_chars"]),
             samples_per_frame=self._codec["decode_upsample_rate"],
         )

@@ -15,6 +15,7 @@ from typing import Any, cast
 from omni_core.engine.ar.runner import ArRunner
 from omni_core.engine.light_runner import LightRunner
 from omni_core.errors import ServiceError
+from omni_core.observe.series import TOKENS
 from omni_core.payload import Payload
 from omni_core.runner import Handoff, StageInput, StageOutput, StageRunner
 from omni_core.stage import ResolvedStage
@@ -101,6 +102,12 @@ class FusedRunner(TalkerWithCodec):
             "initial_codec_chunk_frames": 1 if own.get("talker_stream_first_audio") else 0,
         }
 
+    async def call(self, method: str, arguments: Mapping[str, Any]) -> Any:
+        """Answer an operator's call; running requests are not computed again, since their audio has left (TT-07)."""
+        if method == "reset_prefix_cache" and arguments.get("reset_running_requests") and self.talker.load()["held"]:
+            return False
+        return await super().call(method, arguments)
+
     async def run(self, request: StageInput) -> AsyncIterator[StageOutput]:
         """Yield a request's audio; the last output has what the talker said at its end."""
         pump = _Pump(self.talker, self.codec, request, self._options)
@@ -138,6 +145,7 @@ class _Pump:
                     if self._last is None:
                         self._handoff.inputs = output.handoff
                     self._last = output
+                    self._talker.metrics.inc(TOKENS, len(output.token_ids))  # what the stage yields is audio, without tokens
                     payload = talker2code2wav_async_chunk(self._handoff, output)
                     if payload is not None:
                         await self._codec.push(request_id, payload, output.finished)

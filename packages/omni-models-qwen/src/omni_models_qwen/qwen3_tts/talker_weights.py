@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from omni_core.modelkit.backbone_weights import BackboneWeights, decoder_names
+from omni_models_qwen.talking.frame_talker import ResizeMlp
 
 _PREDICTOR = "talker.code_predictor."
 _SPEAKER_ENCODER = "speaker_encoder."
@@ -35,6 +36,4 @@ def _own_names(layers: int) -> dict[str, str]:
         "talker.model.codec_embedding.weight": "model.embed_tokens.weight",
         "talker.model.text_embedding.weight": "text_embedding.weight",
     }
-    for part in ("linear_fc1.weight", "linear_fc1.bias", "linear_fc2.weight", "linear_fc2.bias"):
-        names[f"talker.text_projection.{part}"] = f"text_projection.{part}"
-    return names | decoder_names("talker.model", "model", layers)
+    return names | ResizeMlp.names("text_projection") | decoder_names("talker.model", "model", layers)

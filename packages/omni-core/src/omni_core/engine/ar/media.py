@@ -31,6 +31,7 @@ _ADDRESS = re.compile(r"<[\w.]+ object at 0x[0-9a-f]+>|" + _SCHEME)
 MIN_AUDIO_S = 0.01
 """Shorter audio has no frame that a model could hear."""
 
+_numbers = itertools.count()
 _known: dict[str, tuple[str, str, bytes | str]] = {}
 """What the URLs of live requests stand for: place, kind, and bytes or the URL that was sent."""
 
@@ -53,9 +54,6 @@ def install(renderer: Any) -> None:
 
 class MediaTable:
     """Give the files of conversations URLs of their own while they are rendered."""
-
-    def __init__(self) -> None:
-        self._numbers = itertools.count()
 
     @contextlib.contextmanager
     def lent(self, messages: Sequence[Any], files: Mapping[str, Any]) -> Iterator[list[Any]]:
@@ -86,7 +84,7 @@ class MediaTable:
         source = files.get(place)
         if source is None:
             source = _named(part.get(kind), kind, place)
-        url = f"{_SCHEME}{next(self._numbers)}"
+        url = f"{_SCHEME}{next(_numbers)}"
         _known[url] = (place, kind, source if isinstance(source, str) else bytes(source))
         lent.append(url)
         kind = "audio_url" if kind == "input_audio" else kind

@@ -51,6 +51,11 @@ class RemoteProcess(StageProcess):
         self._silence = silence_s
 
     @property
+    def name(self) -> str:
+        """`1 (vocoder)`, with the replica where there are several or it is one more than the deployment says."""
+        return super().name if self.replica < self.stage.num_replicas else f"{self.stage.name} replica {self.replica}"
+
+    @property
     def host(self) -> str:
         """Name and address of its host."""
         return f"{self.worker.host} ({self.worker.address})" if self.worker else "nowhere"

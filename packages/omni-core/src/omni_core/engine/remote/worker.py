@@ -30,7 +30,7 @@ from omni_core.engine.remote.settings import WorkerOptions, address_towards
 from omni_core.engine.replicas import Launcher, LocalReplica
 from omni_core.engine.run_dir import RunDir
 from omni_core.engine.stage_process import StageProcess, StageState
-from omni_core.errors import OmniError, ServiceError
+from omni_core.errors import OmniError, ServiceError, StageStartError
 from omni_core.platforms import Platform
 from omni_core.stage import ResolvedPipeline
 
@@ -243,10 +243,13 @@ class Seat:
         begun = time.monotonic()
         try:
             await replica.start()
-        except OmniError as error:
+        except Exception as error:  # noqa: BLE001 - whatever hinders the start, the head and the user are told
             self._post(StartFailed(Fault.of(error)))
             if not self._over.done():
-                self._over.set_exception(error)
+                name = replica.process.name
+                self._over.set_exception(
+                    error if isinstance(error, OmniError) else StageStartError(f"stage {name} did not start: {error!r}")
+                )
         else:
             self._start_s = time.monotonic() - begun
             self._tell_ready()

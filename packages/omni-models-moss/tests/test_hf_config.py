@@ -11,9 +11,14 @@ pytestmark = pytest.mark.engine
 
 
 def _config(raw: dict[str, Any]) -> Any:
-    from omni_models_moss.local.config import MossTTSLocalConfig
+    from omni_models_moss.hf_config import MossTTSLocalConfig
 
     return MossTTSLocalConfig(**raw)
+
+
+@pytest.fixture
+def data_folder() -> Path:
+    return Path(__file__).parent / "data" / "moss-tts-local"
 
 
 def test_the_text_config_is_the_backbone(data_folder: Path) -> None:

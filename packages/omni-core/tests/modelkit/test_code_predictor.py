@@ -14,7 +14,7 @@ GREEDY = MtpSampling(do_sample=False)
 
 
 def _predictor(**changes: Any) -> Any:
-    from omni_models_qwen.qwen3_tts.code_predictor import CodePredictor, PredictorConfig
+    from omni_core.modelkit.code_predictor import CodePredictor, PredictorConfig
 
     config = PredictorConfig(
         hidden=32, intermediate=48, layers=2, heads=4, kv_heads=2, head_dim=16, vocab_size=64, steps=5, talker_hidden=24
@@ -115,7 +115,7 @@ def test_uniforms_decide_sampled_rows_and_leave_greedy_rows_alone() -> None:
 
 
 def test_sizes_come_from_the_talkers_configuration() -> None:
-    from omni_models_qwen.qwen3_tts.code_predictor import PredictorConfig
+    from omni_core.modelkit.code_predictor import PredictorConfig
 
     raw = {"vocab_size": 2048, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 5}
     raw |= {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}

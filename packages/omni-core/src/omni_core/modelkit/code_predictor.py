@@ -1,7 +1,8 @@
-"""The talker's code predictor: from a hidden state and codebook 0 to the other codes of the frame, one after another.
+"""A code predictor: from a talker's hidden state and the first code to the other codes of the frame, one after another.
 
-A small Qwen3 of its own that reads at most 16 rows and forgets them after each frame. It is plain torch, with one operation of
-vLLM's: its attention lives outside vLLM's paged cache and forward context, and all frames of a batch are predicted in one call.
+A small decoder of its own that reads as many rows as a frame has codes and forgets them after it. It is plain torch, with one
+operation of vLLM's: its attention lives outside vLLM's paged cache and forward context, and all frames of a batch are predicted
+in one call.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from vllm import _custom_ops as vllm_ops
 
 from omni_core.capabilities import MtpSampling
-from omni_core.modelkit.code_sampling import CodeSampling
+from omni_core.engine.vllm_bridge import custom_ops
+from omni_core.modelkit.code_sampling import LastSampling
 
 
 @dataclass(frozen=True)
@@ -35,10 +36,17 @@ class PredictorConfig:
     talker_hidden: int
     eps: float = 1e-6
     rope_theta: float = 1e6
+    choices: int | None = None
+    """Codes from this one on are never chosen; None where all may be."""
 
     @classmethod
-    def read(cls, talker: Mapping[str, Any]) -> PredictorConfig:
-        """Return the sizes in a checkpoint's `talker_config`."""
+    def read(cls, talker: Mapping[str, Any], *, choices: int | None = None) -> PredictorConfig:
+        """Return the sizes in a talker's part of a config.json, by the names that transformers uses.
+
+        Args:
+            talker: Has `code_predictor_config`, `num_code_groups` and `hidden_size`.
+            choices: See the field.
+        """
         raw = talker["code_predictor_config"]
         return cls(
             hidden=raw["hidden_size"],
@@ -51,7 +59,8 @@ class PredictorConfig:
             steps=talker["num_code_groups"] - 1,
             talker_hidden=talker["hidden_size"],
             eps=raw.get("rms_norm_eps", 1e-6),
-            rope_theta=float(raw.get("rope_theta", 1e6)),
+            rope_theta=float((raw.get("rope_parameters") or raw).get("rope_theta", 1e6)),
+            choices=choices,
         )
 
 
@@ -77,15 +86,23 @@ class CodePredictor(nn.Module):
         self.register_buffer("sin", sin, persistent=False)
         offsets = torch.arange(config.steps, dtype=torch.int64) * config.vocab_size
         self.register_buffer("offsets", offsets, persistent=False)
-        self._last: tuple[tuple[MtpSampling, ...], CodeSampling] | None = None
+        self._sampling = LastSampling(config.choices or config.vocab_size)
 
-    def checkpoint_views(self) -> dict[str, Tensor]:
-        """Return where each tensor of the checkpoint goes, by its name after `talker.code_predictor.`."""
+    def checkpoint_views(
+        self, embedding: str = "model.codec_embedding", head: str = "lm_head", first: int = 0
+    ) -> dict[str, Tensor]:
+        """Return where each tensor of the checkpoint goes, by its name inside the predictor.
+
+        Args:
+            embedding: What the tables are called there.
+            head: What the heads are called there.
+            first: The number that code 1's table and head have there.
+        """
         size = self.config.vocab_size
         views = {"model.norm.weight": self.norm.data}
         for step in range(self.config.steps):
-            views[f"model.codec_embedding.{step}.weight"] = self.codec_embedding.data[step * size : (step + 1) * size]
-            views[f"lm_head.{step}.weight"] = self.lm_head.data[step]
+            views[f"{embedding}.{first + step}.weight"] = self.codec_embedding.data[step * size : (step + 1) * size]
+            views[f"{head}.{first + step}.weight"] = self.lm_head.data[step]
         if self.projects:
             views["small_to_mtp_projection.weight"] = self.projection_weight.data
             views["small_to_mtp_projection.bias"] = self.projection_bias.data
@@ -112,38 +129,49 @@ class CodePredictor(nn.Module):
         rows = torch.where(codes < 0, none, codes + self.offsets)
         return F.embedding(rows, self.codec_embedding).sum(-2)
 
-    def forward(self, hidden: Tensor, first: Tensor, sampling: Sequence[MtpSampling], uniforms: Tensor | None) -> Tensor:
+    def forward(
+        self,
+        hidden: Tensor,
+        first: Tensor,
+        sampling: Sequence[MtpSampling],
+        uniforms: Tensor | None,
+        seen: Tensor | None = None,
+    ) -> Tensor:
         """Return codes 1 to Q-1 of each frame.
 
         Args:
             hidden: The talker's hidden states, normed [B, talker hidden].
             first: Embeddings of the codes 0 [B, talker hidden].
             sampling: How each row chooses.
-            uniforms: Random numbers [B, Q-1, V]; see `CodeSampling.choose`.
+            uniforms: Random numbers [B, Q-1, choices]; see `CodeSampling.choose`.
+            seen: bool [B, Q-1, choices], the codes that a repetition penalty lowers.
 
         Returns:
             int64 [B, Q-1].
         """
         config = self.config
-        settings = self._settings(tuple(sampling), hidden.device)
-        shape = (config.layers, 2, hidden.shape[0], config.kv_heads, config.steps + 1, config.head_dim)
-        cache = torch.empty(shape, dtype=hidden.dtype, device=hidden.device)
-        caches = [(layer[0], layer[1]) for layer in cache]
+        settings = self._sampling.of(sampling, hidden.device)
+        caches = self._new_caches(hidden)
         rows, start, codes = torch.stack([hidden, first], dim=1), 0, []
         for step in range(config.steps):
             state = self._run(rows, start, caches)
-            logits = F.linear(state, self.lm_head[step])
-            code = settings.choose(logits, None if uniforms is None else uniforms[:, step])
+            logits = F.linear(state, self.lm_head[step, : config.choices])
+            drawn = None if uniforms is None else uniforms[:, step]
+            code = settings.choose(logits, drawn, None if seen is None else seen[:, step])
             codes.append(code)
             start += rows.shape[1]
             rows = F.embedding(code + self.offsets[step], self.codec_embedding)[:, None]
         return torch.stack(codes, dim=1)
 
-    def _settings(self, sampling: tuple[MtpSampling, ...], device: torch.device) -> CodeSampling:
-        """Return the settings of a batch; the last ones are kept, since a batch mostly stays the same for many steps."""
-        if self._last is None or self._last[0] != sampling:
-            self._last = sampling, CodeSampling.of(sampling, self.config.vocab_size, device)
-        return self._last[1]
+    def begin(self, hidden: Tensor) -> Tensor:
+        """Return the state [B, hidden] that code 0 is chosen from, for models where the predictor does that too."""
+        return self._run(hidden[:, None], 0, self._new_caches(hidden))
+
+    def _new_caches(self, hidden: Tensor) -> list[tuple[Tensor, Tensor]]:
+        config = self.config
+        shape = (config.layers, 2, hidden.shape[0], config.kv_heads, config.steps + 1, config.head_dim)
+        cache = torch.empty(shape, dtype=hidden.dtype, device=hidden.device)
+        return [(layer[0], layer[1]) for layer in cache]
 
     def _run(self, rows: Tensor, start: int, caches: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
         """Return the last row's state [B, hidden] after reading `rows` [B, n, talker hidden] at positions from `start`."""
@@ -232,7 +260,7 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if x.device.type != "cpu":
         return F.rms_norm(x, weight.shape, weight, eps)
     out = torch.empty_like(x)
-    vllm_ops.rms_norm(out, x, weight, eps)
+    custom_ops.rms_norm(out, x, weight, eps)
     return out
 
 

@@ -1,0 +1,1 @@
+"""A connector over Mooncake's TransferEngine, as a third party would write it."""

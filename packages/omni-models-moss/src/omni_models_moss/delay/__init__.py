@@ -1,0 +1,1 @@
+"""The talkers of the delay pattern: MOSS-TTS, TTSD, VoiceGenerator and SoundEffect."""

@@ -1,0 +1,1 @@
+"""MOSS-TTS Realtime: text goes in while speech comes out."""

@@ -1,0 +1,70 @@
+"""Recordings of requests as frames, each encoded once. Runs in the talker's stage process."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from omni_core.modelkit.cache import BoundedCache
+from omni_core.payload import Payload
+from omni_models_moss.rows import Frames
+
+if TYPE_CHECKING:
+    from omni_core.stage import ResolvedStage
+    from omni_models_moss.reference import ReferenceEncoder
+
+_CACHE_ENTRIES = 1024
+"""A recording has 375 frames at most (30 s), so an entry of 32 codebooks has at most 96 KB."""
+
+
+class Recordings:
+    """Encode recordings with the codec of a stage, and keep the frames of the last ones.
+
+    Args:
+        stage: The talker's stage.
+        num_codes: Codes of a frame.
+
+    Raises:
+        ConfigError: There is no codec, or a file of it is missing or damaged.
+        DependencyError: The codec's repository cannot be fetched.
+    """
+
+    def __init__(self, stage: ResolvedStage, num_codes: int) -> None:
+        self._encoder = _load_encoder(stage, num_codes)
+        self._frames: BoundedCache[Frames] = BoundedCache(_CACHE_ENTRIES)
+
+    def frames(self, payload: Payload, name: str = "ref_audio") -> Frames | None:
+        """Return the frames [n, codes] of a recording in a request's payload, None if there is none.
+
+        Args:
+            payload: `<name>` has the samples, `<name>_rate` their rate.
+            name: Which recording.
+
+        Raises:
+            RequestError: The recording cannot be used.
+        """
+        samples: Any = payload.get(name)
+        if samples is None:
+            return None
+        samples, rate = np.ascontiguousarray(samples, dtype=np.float32), int(payload[f"{name}_rate"])
+        key = (hashlib.sha256(samples.data).digest(), samples.shape, rate)
+        return self._frames.get(key, lambda: self._encoder.encode(samples, rate))
+
+
+def frames_key(*frames: Frames | None) -> str:
+    """Return what tells frames from others, for `EngineInput.cache_key`; the empty string where there are none."""
+    given = [each for each in frames if each is not None]
+    if not given:
+        return ""
+    digest = hashlib.sha256()
+    for each in given:
+        digest.update(f"{each.shape}".encode() + np.ascontiguousarray(each).tobytes())
+    return digest.hexdigest()
+
+
+def _load_encoder(stage: ResolvedStage, num_codes: int) -> ReferenceEncoder:
+    from omni_models_moss.reference import ReferenceEncoder  # torch: only in the stage's process
+
+    return ReferenceEncoder.load(stage, num_codes)

@@ -1,0 +1,86 @@
+"""Parts of tiny MOSS-TTS checkpoints. They speak noise, but text and reference change what is said. Needs no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from omni_core.errors import ConfigError
+from omni_core.modelkit.tiny_weights import Drawn, Tensors
+
+SPECIAL = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|vision_pad|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+    "<|audio_start|>",
+    "<|audio_end|>",
+)
+HIDDEN, INNER = 64, 96
+CODEBOOK_SIZE = 1024
+
+ATTENTION_GAIN = 3.0
+CODE_SPREAD = 1.5
+"""Of the codes' vectors, which are both read and chosen from: logits are wide, and a frame outweighs the text beside it."""
+TEXT_SPREAD = 0.7
+
+
+def check_variant(variant: str, known: Iterable[str], model: str) -> None:
+    """Check what was asked for with `--variant`.
+
+    Raises:
+        ConfigError: There is no such variant.
+    """
+    if variant not in known:
+        raise ConfigError(
+            f"there is no tiny {model} variant {variant!r}", where="--variant", hint=f"leave it out, or say {', '.join(known)}"
+        )
+
+
+def rounded_vocab(ids: Iterable[int], least: int = 0) -> int:
+    """Return the size of a vocabulary with these ids, rounded up as in the real checkpoints."""
+    return -(-max(max(ids) + 1, least) // 64) * 64
+
+
+def qwen3_config(vocab_size: int) -> dict[str, Any]:
+    """Return a tiny backbone's part of config.json."""
+    return {
+        "vocab_size": vocab_size,
+        "hidden_size": HIDDEN,
+        "intermediate_size": INNER,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,  # vLLM's attention on a CPU takes no narrower head
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000,
+        "tie_word_embeddings": True,
+    }
+
+
+def gpt2_block(name: str) -> Tensors:
+    """Return the tensors of a block of the GPT-2 kind, under `name`."""
+    found: Tensors = {}
+    for part, outputs, inputs in (
+        ("attn.c_attn", 3 * HIDDEN, HIDDEN),
+        ("attn.c_proj", HIDDEN, HIDDEN),
+        ("mlp.fc_in", INNER, HIDDEN),
+        ("mlp.fc_out", HIDDEN, INNER),
+    ):
+        found[f"{name}.{part}.weight"] = Drawn.product(outputs, inputs)
+        found[f"{name}.{part}.bias"] = Drawn.bias(outputs)
+    for norm in ("ln_1", "ln_2"):
+        found |= {f"{name}.{norm}.weight": Drawn.norm(HIDDEN), f"{name}.{norm}.bias": Drawn.bias(HIDDEN)}
+    return found
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write an object as the released files have it."""
+    path.write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")

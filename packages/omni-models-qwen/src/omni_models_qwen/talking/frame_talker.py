@@ -1,0 +1,154 @@
+"""What talkers that make frames have in common: codebook 0 by vLLM's sampler, the rest of a frame by the code predictor.
+
+Runs in the engine core of the talker's stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from vllm.model_executor.layers.logits_processor import LogitsProcessor
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.models.utils import maybe_prefix
+
+from omni_core.capabilities import MtpSampling
+from omni_core.errors import ConfigError
+from omni_core.modelkit.history import NO_CODE, RowHistory
+from omni_core.modelkit.code_predictor import CodePredictor, PredictorConfig
+
+CONTROL_IDS = 1024
+"""The last ids of the codec's vocabulary stand for no sound: marks, languages and speakers."""
+
+
+class FrameTalker(nn.Module):
+    """Make frames of 16 codes from rows.
+
+    A subclass sets `model`, vLLM's backbone whose table embeds codebook 0, calls `build_head`, sets `history`, and has the
+    input methods: `omni_begin`, `omni_embed`, `omni_condition` and `omni_end`.
+    """
+
+    mtp_output_key = ("codes", "audio")
+    mtp_num_codes = 16
+    mtp_accepts_req_infos = True
+    mtp_sample_uniforms = True
+    mtp_sample_steps = 15
+    mtp_sample_vocab_size = 2048
+    mtp_sampling_params: MtpSampling
+    # Each row's settings are read on the host at every call, which a captured graph would freeze.
+    mtp_graph_safe = False
+
+    in_place: ClassVar[tuple[str, ...]] = ("code_predictor",)
+    """Names of modules whose weights are written where they are."""
+
+    model: Any
+    history: RowHistory
+    suppressed: Tensor
+
+    def build_head(self, predictor: PredictorConfig, *, vocab_size: int, end_id: int, prefix: str, where: str) -> None:
+        """Build what follows on the backbone: the head of codebook 0 and the code predictor.
+
+        Args:
+            predictor: Sizes of the code predictor.
+            vocab_size: Ids of codebook 0, control ids included.
+            end_id: The only control id that may be sampled.
+            prefix: vLLM's prefix of this model.
+            where: The checkpoint's configuration, for messages.
+
+        Raises:
+            ConfigError: The frames are not those of a 12 Hz codec.
+        """
+        codes, size = predictor.steps + 1, predictor.vocab_size
+        if codes != self.mtp_num_codes or size != self.mtp_sample_vocab_size:
+            raise ConfigError(
+                f"frames of {codes} codes below {size} are not supported",
+                where=where,
+                hint=f"use a 12 Hz checkpoint: {self.mtp_num_codes} codes below {self.mtp_sample_vocab_size}",
+            )
+        name = maybe_prefix(prefix, "codec_head")
+        self.codec_head = ParallelLMHead(vocab_size, predictor.talker_hidden, prefix=name, quant_config=None)
+        self.logits_processor = LogitsProcessor(vocab_size)
+        self.code_predictor = CodePredictor(predictor)
+        suppressed = torch.arange(vocab_size) >= vocab_size - CONTROL_IDS
+        suppressed[end_id] = False
+        self.register_buffer("suppressed", suppressed, persistent=False)
+        self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
+
+    def embed_input_ids(self, input_ids: Tensor) -> Tensor:
+        """Return the embeddings of codebook-0 ids; rows proper come from `omni_embed`."""
+        embeds: Tensor = self.model.embed_input_ids(input_ids)
+        return embeds
+
+    def forward(
+        self, input_ids: Tensor | None, positions: Tensor, intermediate_tensors: Any = None, inputs_embeds: Tensor | None = None
+    ) -> Any:
+        """Return the normed hidden states [T, H]."""
+        return self.model(input_ids, positions, intermediate_tensors, inputs_embeds)
+
+    def compute_logits(self, hidden_states: Tensor) -> Tensor | None:
+        """Return logits [B, V] where only codes and the end of speech can win."""
+        logits: Tensor | None = self.logits_processor(self.codec_head, hidden_states)
+        return None if logits is None else logits.masked_fill_(self.suppressed, -torch.inf)
+
+    def omni_record(self, slots: Tensor, positions: Tensor, codes: Tensor) -> None:
+        """Keep frames as the codes of the rows that read them."""
+        self.history.record(slots, positions, codes)
+
+    def mtp(
+        self,
+        token_ids: Tensor,
+        embeds: Tensor,
+        hidden: Tensor,
+        conditioning: Tensor,
+        *,
+        req_infos: Sequence[MtpSampling] | None = None,
+        uniforms: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the next rows [B, H] and the frames [B, 16] of the sampled codes 0.
+
+        Args:
+            token_ids: Sampled ids [B].
+            embeds: Their embeddings [B, H].
+            hidden: The hidden states they were sampled from [B, H].
+            conditioning: What stands beside the codes of the next rows [B, H].
+            req_infos: How each row's other codes are chosen; None means the model's own settings.
+            uniforms: Random numbers [B, 15, 2048].
+        """
+        sampling = req_infos if req_infos is not None else [self.mtp_sampling_params] * len(token_ids)
+        rest = self.code_predictor(hidden, embeds, sampling, uniforms)
+        codes = torch.cat([token_ids[:, None].to(rest.dtype), rest], dim=1)
+        return embeds + self.code_predictor.embed(rest) + conditioning, codes
+
+    def modules(self, *args: Any, **kwargs: Any) -> Iterator[nn.Module]:
+        """Return the modules whose weights vLLM takes away while new ones come; those of `in_place` get theirs in place."""
+        names = [name for name in self.in_place if hasattr(self, name)]
+        in_place = {module for name in names for module in getattr(self, name).modules()}
+        return (module for module in super().modules(*args, **kwargs) if module not in in_place)
+
+    def embed_frames(self, codes: Tensor) -> Tensor:
+        """Return the summed embeddings of frames [T, 16]; NO_CODE adds nothing."""
+        first = codes[:, 0]
+        zeroth = self.model.embed_tokens(first.clamp_min(0))
+        return torch.where((first != NO_CODE)[:, None], zeroth, 0) + self.code_predictor.embed(codes[:, 1:])
+
+
+class ResizeMlp(nn.Module):
+    """Bring rows of another width to the talker's, by two layers."""
+
+    def __init__(self, inputs: int, inner: int, outputs: int) -> None:
+        super().__init__()
+        self.linear_fc1 = nn.Linear(inputs, inner)
+        self.linear_fc2 = nn.Linear(inner, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return rows [n, outputs] for rows [n, inputs]."""
+        return self.linear_fc2(F.silu(self.linear_fc1(x)))
+
+    @staticmethod
+    def names(name: str) -> dict[str, str]:
+        """Return the tensors' names in a checkpoint where this module is `talker.{name}`, and in a talker that calls it so."""
+        parts = ("linear_fc1.weight", "linear_fc1.bias", "linear_fc2.weight", "linear_fc2.bias")
+        return {f"talker.{name}.{part}": f"{name}.{part}" for part in parts}
