@@ -172,8 +172,7 @@ class SessionActor:
             event = await self._mailbox.get()
             try:
                 self._take(event)
-            except Exception:
-                # A fault of ours must end this session and not leave it standing, deaf, with its slot.
+            except Exception:  # a fault of ours must end this session, not leave it standing, deaf, with its slot
                 logger.exception("session %s: %s could not be handled", self.session.id, type(event).__name__)
                 if self.session.life in (Life.CLOSING, Life.CLOSED):
                     continue
