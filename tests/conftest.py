@@ -184,17 +184,30 @@ def chat_folder() -> Path:
 
 
 @pytest.fixture(scope="session")
-def chat_server(chat_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A server of all three stages, which hears, sees, writes and speaks; its media folder is the checkpoint's `inputs`."""
-    folder = tmp_path_factory.mktemp("chat")
-    (folder / "small.yaml").write_text(_SMALL)
-    with serve(
-        chat_folder,
-        *("--deploy-config", str(folder / "small.yaml"), "--served-model-name", CHAT_MODEL),
-        *("--allowed-local-media-path", str(chat_folder / "inputs")),
-        log=folder / "serve.log",
-        env={"OMP_NUM_THREADS": "1"},
-    ) as server:
+def serve_chat(
+    chat_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., contextlib.AbstractContextManager[RunningServer]]:
+    """Start a server of all three stages, which hears, sees and speaks; its media folder is the checkpoint's `inputs`."""
+
+    def start(*arguments: str) -> contextlib.AbstractContextManager[RunningServer]:
+        folder = tmp_path_factory.mktemp("chat")
+        (folder / "small.yaml").write_text(_SMALL)
+        return serve(
+            chat_folder,
+            *("--deploy-config", str(folder / "small.yaml"), "--served-model-name", CHAT_MODEL),
+            *("--allowed-local-media-path", str(chat_folder / "inputs")),
+            *arguments,
+            log=folder / "serve.log",
+            env={"OMP_NUM_THREADS": "1"},
+        )
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def chat_server(serve_chat: Callable[..., contextlib.AbstractContextManager[RunningServer]]) -> Iterator[RunningServer]:
+    """One for all tests."""
+    with serve_chat() as server:
         yield server
 
 

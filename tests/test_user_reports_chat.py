@@ -7,7 +7,9 @@ import io
 import json
 import time
 import wave
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,36 @@ def _refused(response: Any, param: str | None) -> None:
 def _is_alive(server: RunningServer) -> None:
     assert len(_spoken(server, max_tokens=4)) > 0
     assert httpx.get(f"{server.url}/health", timeout=SOON_S).status_code == 200
+
+
+# B13
+
+
+def test_b13_with_and_without_chunks_the_answers_are_alike(
+    chat_server: RunningServer, serve_chat: Callable[..., AbstractContextManager[RunningServer]]
+) -> None:
+    """Alone and eight at once, whole and streamed: the same text, the same number of samples. Ends never reach the codec."""
+    texts = [f"Question number {number}, please." for number in range(8)]
+    fields: dict[str, Any] = {"sampling_params_list": GREEDY, "max_tokens": 8, "modalities": BOTH}
+
+    def answers(server: RunningServer) -> list[tuple[str, int]]:
+        def one(text: str) -> tuple[str, int]:
+            audio = _answer(server, text, audio={"format": "pcm16"}, **fields)["choices"][0]["message"]["audio"]
+            return audio["transcript"], len(base64.b64decode(audio["data"]))
+
+        def streamed(text: str) -> tuple[str, int]:
+            parts = [chunk["choices"][0]["delta"].get("audio", {}) for chunk in _chunks(server, text, **fields)]
+            said = "".join(part.get("transcript", "") for part in parts)
+            return said, sum(len(base64.b64decode(part.get("data", ""))) for part in parts)
+
+        with ThreadPoolExecutor(8) as pool:
+            return [one(texts[0]), *pool.map(one, texts), *pool.map(streamed, texts)]
+
+    with serve_chat("--no-async-chunk") as without:
+        whole = answers(without)
+
+    assert answers(chat_server) == whole
+    assert all(size > 0 for _, size in whole)
 
 
 # B18: of conversations, a client that drops its connection

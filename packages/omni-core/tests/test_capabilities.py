@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from omni_core.capabilities import ModelCapabilities, MtpCapability, MtpSampling, SampleUniforms, read_capabilities
+from omni_core.capabilities import (
+    HiddenCapture,
+    ModelCapabilities,
+    MtpCapability,
+    MtpSampling,
+    SampleUniforms,
+    read_capabilities,
+)
 from omni_core.errors import ConfigError
 
 
@@ -85,9 +92,26 @@ def test_a_record_on_the_class_is_taken_as_it_is() -> None:
         ({"omni_ingest": _method}, "gated inputs need"),
         ({"capabilities": ModelCapabilities(constrains_sampling=True)}, "constrained sampling needs"),
         ({**INPUTS, "capabilities": ModelCapabilities(computes_inputs=True, constrains_sampling=True)}, "`omni_constrain` is"),
+        (
+            {**INPUTS, "capabilities": ModelCapabilities(computes_inputs=True, capture=HiddenCapture("a:b"))},
+            "hidden states are",
+        ),
         ({**PREDICTOR, "capabilities": ModelCapabilities()}, "both declared"),
     ],
-    ids=["key", "codes", "uniforms", "sampling", "mtp", "record", "embed", "gated", "constrained", "constrain", "both"],
+    ids=[
+        "key",
+        "codes",
+        "uniforms",
+        "sampling",
+        "mtp",
+        "record",
+        "embed",
+        "gated",
+        "constrained",
+        "constrain",
+        "captured",
+        "both",
+    ],
 )
 def test_a_contradiction_is_refused_at_load_with_the_class_named(attributes: dict[str, Any], fact: str) -> None:
     with pytest.raises(ConfigError, match=fact) as caught:

@@ -55,7 +55,7 @@ def _change(folder: Path, names: tuple[str, ...]) -> None:
 def test_weights_are_read_again_from_what_the_checkpoint_holds_then(
     name: str, tiny: Callable[..., Path], talker: Any, tmp_path: Path
 ) -> None:
-    folder = shutil.copytree(tiny(name, "ttsd" if name == "moss_tts_delay" else None), tmp_path / "model")
+    folder = shutil.copytree(tiny(name), tmp_path / "model")
 
     async def speak(running: Any, request: str) -> Any:
         return await running.speak(request, SpeechPrompt("Hello there"), max_tokens=24)

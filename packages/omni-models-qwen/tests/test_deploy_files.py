@@ -360,7 +360,8 @@ def test_the_duplex_profile_says_that_the_pipeline_has_no_duplex_sessions_yet(re
 @pytest.mark.parametrize("platform", PLATFORMS)
 def test_the_duplex_profile_resolves_for_a_pipeline_with_a_duplex_plugin(platform: str, resolve: Resolve) -> None:
     able = replace(QWEN3_OMNI_MOE, duplex_plugin="omni_core.testing.fakes:SumVocoder")
-    hooks = {name: getattr(plugin, name) for name in ("omni_deploy_dirs", "omni_stage_runner", "omni_config_resolved")}
+    names = ("omni_architectures", "omni_deploy_dirs", "omni_stage_runner", "omni_config_resolved")
+    hooks = {name: getattr(plugin, name) for name in names}
     manager = make_manager(
         {"omni-connectors": omni_connectors.plugin, "duplex": make_plugin(omni_pipelines=[able], **hooks)},
     )

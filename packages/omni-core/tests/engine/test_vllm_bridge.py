@@ -175,6 +175,7 @@ def _(symbol: Any) -> None:
 
 @contract("supports_eagle3")
 def _(symbol: Any) -> None:
+    from vllm.model_executor.models import qwen3_omni_moe_thinker
     from vllm.model_executor.models.interfaces import EagleModelMixin, SupportsEagle3
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner as SecondRunner
     from vllm.v1.worker.gpu_model_runner import ExecuteModelState
@@ -188,6 +189,8 @@ def _(symbol: Any) -> None:
     assert {"hidden_states", "aux_hidden_states"} <= set(ExecuteModelState._fields)
     for runner in (FirstRunner, SecondRunner):
         assert "hidden_states, aux_hidden_states = model_output" in body(runner.execute_model)
+    source = inspect.getsource(qwen3_omni_moe_thinker)
+    assert all(f"self.{name} " in source for name in ("deepstack_input_embeds", "deepstack_input_embeds_num_tokens"))
 
 
 @contract("OutputProcessor")

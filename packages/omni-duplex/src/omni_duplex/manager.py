@@ -111,6 +111,11 @@ class SessionManager:
         """Whether turn detection is offered."""
         return self._tools.ear is not None
 
+    @property
+    def has_transcriber(self) -> bool:
+        """Whether the user's words can be written down."""
+        return self._tools.transcriber is not None
+
     # -- opening ---------------------------------------------------------------------------------------------------
 
     async def open(self, dialect: Dialect, config: SessionConfig) -> SessionActor:

@@ -1,4 +1,4 @@
-"""Silent frames through a frontend's own replica groups before it listens, so that no client pays for what a first use costs."""
+"""Silent frames through a frontend's own replica groups before it listens, so that no client pays for the first use."""
 
 from __future__ import annotations
 

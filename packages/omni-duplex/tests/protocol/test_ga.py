@@ -11,7 +11,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from omni_duplex.model import AudioOut, Capabilities, Fence, TextOut, ToolCall, TurnEnd
-from omni_duplex.testing import ScriptedModel, ScriptedTurnModel
+from omni_duplex.testing import ScriptedModel, ScriptedTurnModel, unknown_fields
 
 openai_events = pytest.importorskip("openai.types.realtime.realtime_server_event", reason="the SDK is there with vLLM only")
 
@@ -24,19 +24,8 @@ def check(events: list[dict[str, Any]]) -> None:
     for event in events:
         parsed = adapter.validate_python(event, strict=True)
         assert type(parsed).__name__ != "ConversationCreatedEvent", f"the SDK does not know {event['type']}"
-        unknown = sorted(_unknown(parsed))
+        unknown = sorted(unknown_fields(parsed) - ALLOWED)
         assert not unknown, f"{event['type']} has fields that the SDK does not know: {unknown}"
-
-
-def _unknown(value: Any, path: str = "") -> set[str]:
-    if isinstance(value, list):
-        return {name for item in value for name in _unknown(item, path)}
-    if not hasattr(value, "model_extra"):
-        return set()
-    found = {f"{path}.{name}" for name in value.model_extra or {}}
-    for name in type(value).model_fields:
-        found |= _unknown(getattr(value, name), f"{path}.{name}")
-    return found - ALLOWED
 
 
 ALLOWED = {

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import pickle
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -193,3 +197,58 @@ def test_ids_that_the_decoder_has_no_sound_for_are_not_sampled(omni_folder: Path
 
     assert not suppressed[:8193].any()
     assert np.flatnonzero(~suppressed[8193:]).tolist() == [8292 - 8193, 8294 - 8193]
+
+
+def test_weights_that_are_read_again_make_the_same_codes(
+    omni_folder: Path, cases_of: Any, talker_of: Any, payload_of: Any
+) -> None:
+    talker = talker_of(omni_folder)
+    case = cases_of(omni_folder)[0]
+
+    talker.engine.core.model_executor.collective_rpc("reload_weights")
+    talker.add("again", payload_of(case), frames=case.record["max_frames"], penalty=case.record["repetition_penalty"])
+    talker.engine.drain()
+
+    assert talker.codes("again") == case.record["codes"]
+
+
+SECOND_RUNNER = """
+import json, pickle, sys
+from omni_core.engine import mrv2_lane
+mrv2_lane.install()
+import torch
+from omni_core.engine.ar.wire import KEY
+from omni_core.payload import encode_payload
+from omni_core.testing.in_process import InProcessEngine
+
+torch.set_num_threads(1)
+stage, inputs = pickle.load(open(sys.argv[1], "rb"))
+engine = InProcessEngine(stage)
+assert engine.worker.use_v2_model_runner
+for number, made in enumerate(inputs):
+    extra = {KEY: {"inputs": encode_payload(made.model_inputs), "gated": True}}
+    engine.plain(str(number), list(made.prompt_token_ids), max_tokens=6, extra_args=extra, **made.sampling)
+    engine.push(str(number), made.rows, final=True)
+engine.drain()
+print("RESULT" + json.dumps([engine.tokens[str(number)] for number in range(len(inputs))]))
+"""
+
+
+@pytest.mark.slow
+def test_the_second_model_runner_has_the_same_positions_in_three_dimensions(
+    omni_folder: Path, omni_stage: Any, cases_of: Any, payload_of: Any, tmp_path: Path
+) -> None:
+    args = {**ARGS, "max_num_seqs": 2, "additional_config": {"codec_opening": True}}
+    stage = omni_stage(omni_folder, 1, model_runner="v2", engine_args=args)
+    cases = [case for case in cases_of(omni_folder) if case.id in ("image", "one_word_short_reply")]
+    made = [TalkerInput(stage)(payload_of(case), {}) for case in cases]
+    (tmp_path / "inputs").write_bytes(pickle.dumps((stage, made)))
+
+    command = [sys.executable, "-c", SECOND_RUNNER, str(tmp_path / "inputs")]
+    # Without the plugins that are installed: nothing of theirs is needed.
+    environment = {**os.environ, "VLLM_PLUGINS": ""}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = next(line for line in done.stdout.splitlines() if line.startswith("RESULT")).removeprefix("RESULT")
+
+    assert json.loads(found) == [masked_reference(omni_folder, case, 6) for case in cases]

@@ -1,4 +1,4 @@
-"""WS /v1/realtime and /v1/duplex: a conversation in both directions, in the dialect that the client speaks.
+"""WS /v1/realtime, /v1/duplex and /v1/live/sessions: a conversation in both directions, in the dialect that the client speaks.
 
 The session itself is omni_duplex's: this module accepts sockets, chooses the dialect and moves messages.
 """
@@ -10,6 +10,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
@@ -26,18 +27,20 @@ if TYPE_CHECKING:
     from omni_duplex.manager import Attachment, SessionManager
     from omni_duplex.model import SessionConfig
     from omni_duplex.protocol.ga import GaDialect
+    from omni_duplex.protocol.live import LiveDialect
 
 logger = logging.getLogger(__name__)
 
 MAX_EVENT_BYTES = 15 * 1024**2 + 64 * 1024
 """Bytes of one event of a client: the audio that one may bring, and what is around it."""
-RESUME_TIMEOUT_S = 10.0
-"""Seconds in which a client that wants to come back must have said so."""
+FIRST_TIMEOUT_S = 10.0
+"""Seconds in which a client must have said what it comes back to, or how a session of the Live API is to begin."""
 IN_THREAD_BYTES = 256 * 1024
 """From here on an event is parsed in a thread, so that other sessions' audio does not wait for it."""
 BETA_HEADER = "realtime=v1"
 BETA_PROTOCOL = "openai-beta.realtime-v1"
 OMNI_PROTOCOL = "omni.duplex.v1"
+LIVE_PATH = "/v1/live/sessions"
 
 
 def routes(context: ServerContext) -> list[BaseRoute]:
@@ -50,15 +53,18 @@ def routes(context: ServerContext) -> list[BaseRoute]:
             logger.warning("a page of %s may not open a socket; see --allowed-origins", socket.headers["origin"][:200])
             await socket.close(CloseCode.POLICY, "this origin may not connect")
 
-    return [WebSocketRoute("/v1/realtime", talk), WebSocketRoute("/v1/duplex", talk)]
+    return [WebSocketRoute(path, talk) for path in ("/v1/realtime", "/v1/duplex", LIVE_PATH)]
 
 
 def choose_dialect(socket: WebSocket) -> Callable[[], GaDialect]:
     """Return the dialect that a client asks for, by path, query, subprotocol or header; by default the realtime API."""
     from omni_duplex.protocol.beta import BetaDialect
     from omni_duplex.protocol.ga import GaDialect
+    from omni_duplex.protocol.live import LiveDialect
     from omni_duplex.protocol.omni import OmniDialect
 
+    if socket.url.path.endswith(LIVE_PATH):
+        return LiveDialect
     protocols = socket.scope.get("subprotocols", [])
     wants_ours = socket.query_params.get("duplex", "").lower() in ("1", "true", "on")
     if socket.url.path.endswith("/v1/duplex") or wants_ours or OMNI_PROTOCOL in protocols:
@@ -81,6 +87,8 @@ class RealtimeConnection:
         self._query: Mapping[str, str] = socket.query_params
         self._raw = socket
         self._socket = EventSocket(socket)
+        self._cause: object = None
+        """Id of the client's event that a refusal answers."""
 
     async def run(self) -> None:
         """Serve the connection until one of the two sides ends it."""
@@ -122,12 +130,18 @@ class RealtimeConnection:
             manager.detach(attachment)
 
     async def _attach(self, manager: SessionManager) -> Attachment:
+        from omni_duplex.protocol.live import LiveDialect
         from omni_duplex.service import first_config
 
         dialect = choose_dialect(self._raw)()
+        if isinstance(dialect, LiveDialect):
+            return await self._start(manager, dialect)
         if dialect.resumable and self._query.get("resume", "").lower() in ("1", "true"):
             return await self._resume(manager)
         config = first_config(manager, self._query.get("model") or self._context.model_names[0])
+        return await self._open(manager, dialect, config)
+
+    async def _open(self, manager: SessionManager, dialect: GaDialect, config: SessionConfig) -> Attachment:
         actor = await manager.open(dialect, config)
 
         def check(old: SessionConfig, new: SessionConfig) -> None:
@@ -137,16 +151,41 @@ class RealtimeConnection:
         dialect.check_updates(check)
         return manager.attach(actor)
 
+    async def _start(self, manager: SessionManager, dialect: LiveDialect) -> Attachment:
+        """Open the session that the client's first message describes."""
+        from omni_duplex.service import first_config
+
+        message = await self._first("session.start")
+        self._cause = message.get("event_id")
+        config = first_config(manager, "")
+        if manager.has_transcriber:
+            config = replace(config, transcription={})
+        config = dialect.start(message, config, manager.capabilities)
+        check_model(self._context, config.model)
+        attachment = await self._open(manager, dialect, config)
+        await attachment.actor.receive(message)
+        return attachment
+
+    async def _first(self, kind: str) -> Mapping[str, Any]:
+        """Return the client's first message, which should be a `kind`.
+
+        Raises:
+            DuplexError: None comes in time.
+        """
+        from omni_duplex.errors import DuplexError
+
+        try:
+            async with asyncio.timeout(FIRST_TIMEOUT_S):
+                return await self._read()
+        except TimeoutError as error:
+            raise DuplexError("config_timeout", f"no {kind} came in {FIRST_TIMEOUT_S:g} s") from error
+
     async def _resume(self, manager: SessionManager) -> Attachment:
         """Return the session that the client's first message names."""
         from omni_duplex.errors import DuplexError
         from omni_duplex.protocol.checks import Fields
 
-        try:
-            async with asyncio.timeout(RESUME_TIMEOUT_S):
-                message = await self._read()
-        except TimeoutError as error:
-            raise DuplexError("config_timeout", f"no session.resume came in {RESUME_TIMEOUT_S:g} s") from error
+        message = await self._first("session.resume")
         fields = Fields(message)
         if fields.take("type") != "session.resume":
             raise DuplexError("invalid_session_resume", "the first event must be session.resume", "type")
@@ -217,6 +256,8 @@ class RealtimeConnection:
         body = error.body() if isinstance(error, DuplexError) else _body(error)
         if isinstance(error, DuplexError) and error.retryable:
             body["retryable"] = True
+        if isinstance(self._cause, str):
+            body["client_event_id"] = self._cause
         with suppress(ClientGoneError):
             await self._socket.send({"type": "error", "event_id": "event_refused", "error": body})
 

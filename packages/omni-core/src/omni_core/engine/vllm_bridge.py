@@ -205,7 +205,8 @@ TOUCHED: dict[str, Touched] = {
         why="hidden states of layers between leave a model through its interface for auxiliary hidden states",
         why_not_elsewhere="the model's class is vLLM's own and stays as it is",
         scope="asked of the loaded model, whose set_aux_hidden_state_layers is then called; the runners' flag "
-        "use_aux_hidden_state_outputs and execute_model_state.aux_hidden_states; not beside speculative decoding",
+        "use_aux_hidden_state_outputs and execute_model_state.aux_hidden_states; a model's deepstack_input_embeds and "
+        "deepstack_input_embeds_num_tokens, which are no part of a layer's output; not beside speculative decoding",
         breaks="layers counted otherwise, or states given in another order than that of the layers",
         goes_away="when vLLM gives hidden states of requests to the frontend",
     ),
@@ -338,9 +339,9 @@ TOUCHED: dict[str, Touched] = {
         "vllm.v1.worker.gpu_model_runner",
         why="the first model runner has no hook for input embeddings or sampled rows",
         why_not_elsewhere="both exist only inside a step",
-        scope="our mixin overrides _preprocess, sample_tokens and _init_mrope_positions; _model_forward is wrapped where hidden "
-        "states are captured; reads input_batch, positions, input_ids, inputs_embeds, discard_request_mask, device and, of "
-        "execute_model_state, hidden_states and sample_hidden_states; takes from input_batch.generators and writes "
+        scope="our mixin overrides _preprocess, sample_tokens and _init_mrope_positions; _model_forward is wrapped where "
+        "hidden states are captured; reads input_batch, positions, input_ids, inputs_embeds, discard_request_mask, device and, "
+        "of execute_model_state, hidden_states and sample_hidden_states; takes from input_batch.generators and writes "
         "execute_model_state.logits before they are sampled from",
         breaks="any of these names changing",
         goes_away="with the first model runner",

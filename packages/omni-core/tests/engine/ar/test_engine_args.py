@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from omni_core.capabilities import ModelCapabilities
+from omni_core.capabilities import HiddenCapture, ModelCapabilities
 from omni_core.errors import ConfigError
 
 pytestmark = pytest.mark.engine
@@ -52,6 +52,35 @@ def test_a_model_without_declarations_keeps_vllms_own_path(make_stage: Any) -> N
     assert args.worker_cls == "auto"
     assert args.scheduler_cls is None
     assert args.distributed_executor_backend is UniProcExecutor
+
+
+CAPTURE = ModelCapabilities(capture=HiddenCapture("a:b"))
+
+
+def test_a_model_whose_states_are_captured_gets_our_worker_and_keeps_its_tokenizer_and_cache(make_stage: Any) -> None:
+    from omni_core.engine.ar.engine_args import build_engine_args
+
+    args = build_engine_args(make_stage("LlamaForCausalLM"), CAPTURE)
+    other = build_engine_args(make_stage("LlamaForCausalLM"), ModelCapabilities())
+
+    assert args.worker_cls == "omni_core.engine.ar.worker.ArWorker"
+    assert args.scheduler_cls == "omni_core.engine.ar.scheduler.ArScheduler"
+    for name in ("enable_prefix_caching", "generation_config", "skip_tokenizer_init", "enable_prompt_embeds"):
+        assert getattr(args, name) == getattr(other, name)
+
+
+@pytest.mark.parametrize(("name", "value"), [("speculative_config", {"method": "ngram"}), ("pipeline_parallel_size", 2)])
+def test_a_model_whose_states_are_captured_is_neither_speculated_nor_split(make_stage: Any, name: str, value: Any) -> None:
+    from omni_core.engine.ar.engine_args import build_engine_args
+
+    with pytest.raises(ConfigError, match="whose hidden states go to the next stage"):
+        build_engine_args(make_stage("LlamaForCausalLM", engine_args={name: value}), CAPTURE)
+
+
+def test_a_stage_that_hands_nothing_on_is_not_captured(make_stage: Any) -> None:
+    from omni_core.engine.ar.model_class import stage_capabilities
+
+    assert stage_capabilities(make_stage("LlamaForCausalLM")) == ModelCapabilities()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ from omni_models_qwen.qwen2_5_omni.checkpoint import Checkpoint
 from omni_models_qwen.qwen2_5_omni.talker_input import OPENING
 from omni_models_qwen.qwen2_5_omni.talker_layers import TalkerBackbone
 from omni_models_qwen.qwen2_5_omni.voices import Voices
-from omni_models_qwen.talking.marks import EMBEDDINGS, take_marks
+from omni_models_qwen.talking.marks import EMBEDDINGS, Marks, take_marks
 
 _END, _PAD, _VOICES = range(3)
 """Rows of the marks; those of the voices follow one another."""
@@ -47,7 +47,6 @@ class Qwen2_5OmniTalker(nn.Module, SupportsMRoPE):
 
     capabilities = ModelCapabilities(computes_inputs=True, gated_inputs=True, row_width="embedding_size")
 
-    marks: Tensor
     prompts: Tensor
     received: Tensor
     voices: Tensor
@@ -75,10 +74,20 @@ class Qwen2_5OmniTalker(nn.Module, SupportsMRoPE):
         self._keep("suppressed", suppressed)
         slots, positions = vllm_config.scheduler_config.max_num_seqs, model_config.max_model_len + 1
         self.rows = PagedRows(slots, positions, facts.thinker_width, model_config.dtype)
-        self._keep("marks", torch.zeros((len(self._mark_ids), facts.thinker_width), dtype=model_config.dtype))
+        self.mark_rows = Marks(len(self._mark_ids), facts.thinker_width, model_config.dtype)
         for state in ("prompts", "received", "voices"):
             self._keep(state, torch.zeros(slots, dtype=torch.int64))
         self._rope: list[tuple[Tensor, int]] = [(torch.empty((3, 0), dtype=torch.int64), 0)] * slots
+
+    @property
+    def marks(self) -> Tensor:
+        """The rows of the marks [n, W]."""
+        return self.mark_rows.rows
+
+    def modules(self, *args: Any, **kwargs: Any) -> Iterator[nn.Module]:
+        """Return the modules whose tensors vLLM takes away while new weights come; the marks get theirs in place."""
+        kept = getattr(self, "mark_rows", None)
+        return (module for module in super().modules(*args, **kwargs) if module is not kept)
 
     def _keep(self, name: str, value: Tensor) -> None:
         self.register_buffer(name, value, persistent=False)

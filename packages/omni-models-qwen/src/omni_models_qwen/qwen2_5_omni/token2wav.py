@@ -19,6 +19,7 @@ from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5O
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
 
 from omni_core.errors import RequestError
+from omni_core.modelkit.codec_stage import CodecStage
 from omni_core.modelkit.config_reader import ConfigReader
 from omni_core.modelkit.history import as_tensor
 from omni_core.modelkit.weights import TensorReader
@@ -28,7 +29,7 @@ from omni_core.stage import ResolvedStage
 from omni_models_qwen.qwen2_5_omni.checkpoint import MODEL
 from omni_models_qwen.qwen2_5_omni.flow import denoise
 from omni_models_qwen.qwen2_5_omni.voices import Voice, Voices
-from omni_models_qwen.talking.decoding import checked_codes, decoder_device
+from omni_models_qwen.talking.decoding import decoder_device
 
 SAMPLE_RATE = 24_000
 _PREFIX = "token2wav."
@@ -136,7 +137,7 @@ class Qwen2_5OmniToken2Wav(LightModel):
     def _checked(self, chunk: LightChunk) -> tuple[np.ndarray[Any, Any], Voice, Tensor | None]:
         where, payload = f"request {chunk.request_id}", chunk.payload
         config = self.model.code2wav_dit_model.config
-        codes = checked_codes(payload, "codes", num_quantizers=1, codebook_size=config.num_embeds, where=where)
+        codes = CodecStage.checked_codes(chunk, "codes", books=1, size=config.num_embeds)
         most = config.max_position_embeddings // config.repeats
         if len(codes) > most:
             raise RequestError(

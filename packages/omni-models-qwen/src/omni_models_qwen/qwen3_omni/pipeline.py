@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from omni_core.capabilities import DuplexCapabilities
 from omni_core.pipeline import ExecutionType, PipelineConfig, StagePipelineConfig
 
 _HERE = "omni_models_qwen.qwen3_omni"
@@ -18,6 +19,8 @@ QWEN3_OMNI_MOE = PipelineConfig(
     model_arch=THINKER,
     hf_architectures=(THINKER,),
     default_deploy_config_name="qwen3_omni_moe.yaml",
+    duplex_plugin=f"{_HERE}.duplex:Qwen3OmniDuplex",
+    duplex_capabilities=DuplexCapabilities(supports_session_resume=True, supports_multi_session_same_replica=True),
     default_session_mode="turn",
     supports_duplex_mrv2=True,
     chat=f"{_HERE}.chat:chat_traits",

@@ -17,6 +17,7 @@ from vllm.model_executor.models.interfaces import SupportsMRoPE
 from vllm.model_executor.models.utils import maybe_prefix
 
 from omni_core.capabilities import MtpSampling
+from omni_core.modelkit.code_predictor import PredictorConfig
 from omni_core.modelkit.history import RowHistory, as_tensor
 from omni_core.modelkit.paged_rows import PagedRows
 from omni_core.payload import Payload
@@ -24,7 +25,6 @@ from omni_models_qwen.qwen3_omni.checkpoint import Checkpoint
 from omni_models_qwen.qwen3_omni.talker_input import PROJECT_HIDDEN, PROJECT_TEXT, READ_BOS, READ_PAD
 from omni_models_qwen.qwen3_omni.talker_layers import TalkerBackbone
 from omni_models_qwen.qwen3_omni.talker_weights import TalkerWeights
-from omni_core.modelkit.code_predictor import PredictorConfig
 from omni_models_qwen.talking.frame_talker import FrameTalker, ResizeMlp
 from omni_models_qwen.talking.marks import EMBEDDINGS, Marks, take_marks
 

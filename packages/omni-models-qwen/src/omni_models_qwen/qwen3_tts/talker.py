@@ -17,11 +17,11 @@ from vllm.model_executor.models.qwen3 import Qwen3Model
 from vllm.model_executor.models.utils import WeightsMapper, maybe_prefix
 
 from omni_core.capabilities import MtpSampling
+from omni_core.modelkit.code_predictor import PredictorConfig
 from omni_core.payload import Payload
 from omni_models_qwen.qwen3_tts.checkpoint import Checkpoint
 from omni_models_qwen.qwen3_tts.history import VoicedHistory
 from omni_models_qwen.qwen3_tts.talker_weights import TalkerWeights
-from omni_core.modelkit.code_predictor import PredictorConfig
 from omni_models_qwen.talking.frame_talker import FrameTalker, ResizeMlp
 
 

@@ -17,8 +17,8 @@ from vllm.model_executor.models.utils import maybe_prefix
 
 from omni_core.capabilities import MtpSampling
 from omni_core.errors import ConfigError
-from omni_core.modelkit.history import NO_CODE, RowHistory
 from omni_core.modelkit.code_predictor import CodePredictor, PredictorConfig
+from omni_core.modelkit.history import NO_CODE, RowHistory
 
 CONTROL_IDS = 1024
 """The last ids of the codec's vocabulary stand for no sound: marks, languages and speakers."""
