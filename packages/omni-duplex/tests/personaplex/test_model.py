@@ -38,7 +38,9 @@ class TestTurns:
     def test_a_turn_begins_with_a_word_or_a_sound_and_ends_with_a_pause(self) -> None:
         gate = TurnGate(frozenset({0, PAD}))
 
-        found = self.frames(gate, (PAD, "", QUIET), (9, " hi", QUIET), (PAD, "", LOUD), *[(PAD, "", QUIET)] * (PAUSE_FRAMES + 1))
+        found = self.frames(
+            gate, (PAD, "", QUIET), (9, " hi", QUIET), (PAD, "", LOUD), *[(PAD, "", QUIET)] * (PAUSE_FRAMES + 1)
+        )
 
         pause = ["AudioOut"] * (PAUSE_FRAMES - 1)
         assert found == ["Listen", "TextOut+AudioOut", "AudioOut", *pause, "AudioOut+TurnEnd", "Listen"]
@@ -208,13 +210,17 @@ def test_it_says_what_it_can_do(model: PersonaPlex) -> None:
     found = model.capabilities(8)
 
     assert (found.unit_ms, found.input_rate, found.output_rate, found.turn_policy) == (80, 24_000, 24_000, "model")
-    assert not (found.session_resume or found.barge_in or found.truncate or found.tools or found.text_input)
+    assert not (found.session_resume)
+    assert not (found.barge_in)
+    assert not (found.truncate)
+    assert not (found.tools)
+    assert not (found.text_input)
     assert found.voices == ("NATF2", "NATM1")
     assert found.sessions_per_replica == 8
 
 
 @pytest.mark.parametrize(
-    "config, code",
+    ("config", "code"),
     [
         ({"voice": "nobody"}, "unknown_voice"),
         ({"instructions": "x" * 20_001}, "instructions_too_long"),

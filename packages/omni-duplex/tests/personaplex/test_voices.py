@@ -74,7 +74,7 @@ def test_a_pickle_that_runs_code_does_not(packed: Callable[..., Path], shape: Sh
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("dim, streams", [(32, 17), (64, 9)])
+@pytest.mark.parametrize(("dim", "streams"), [(32, 17), (64, 9)])
 def test_a_voice_of_another_network_is_refused(packed: Callable[..., Path], shape: Shape, dim: int, streams: int) -> None:
     import torch
 

@@ -46,8 +46,13 @@ def test_a_letter_that_is_cut_off_is_shown_as_such(tokens: TextTokens, shape: Sh
 
 
 @pytest.mark.parametrize(
-    "text, expected",
-    [("", ""), ("  ", ""), ("be kind", "<system> be kind <system>"), ("<system> be kind <system>", "<system> be kind <system>")],
+    ("text", "expected"),
+    [
+        ("", ""),
+        ("  ", ""),
+        ("be kind", "<system> be kind <system>"),
+        ("<system> be kind <system>", "<system> be kind <system>"),
+    ],
 )
 def test_instructions_stand_between_tags(text: str, expected: str) -> None:
     assert wrapped(text) == expected

@@ -42,7 +42,7 @@ async def talk() -> AsyncIterator[Callable[..., Any]]:
     """Return a function that opens a session: `await talk(model, ear=...)`."""
     managers: list[SessionManager] = []
 
-    async def begin(model: DuplexModel, *, ear: Any = None, dialect: Any = None) -> Talk:
+    async def begin(model: DuplexModel, *, ear: Any = None, dialect: Any = None, config: SessionConfig | None = None) -> Talk:
         settings = DuplexSettings(max_sessions=4)
         frontend = Frontend(0, (), 4)
         manager = SessionManager(
@@ -53,7 +53,7 @@ async def talk() -> AsyncIterator[Callable[..., Any]]:
             Tools(VirtualClock(), ear, max_lead_s=None),  # type: ignore[arg-type,return-value]
         )
         managers.append(manager)
-        actor = await manager.open(dialect or GaDialect(), SessionConfig(model="tiny"))
+        actor = await manager.open(dialect or GaDialect(), config or SessionConfig(model="tiny"))
         manager.attach(actor)
         return Talk(actor)
 

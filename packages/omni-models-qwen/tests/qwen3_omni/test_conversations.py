@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,8 @@ import numpy as np
 import pytest
 
 from omni_core import AsyncOmni
-from omni_core.request import OmniOutput
 from omni_core.runner import LightChunk
+from omni_core.testing.conversations import Answer, ask, golden_conversation, with_pipeline
 
 pytestmark = [
     pytest.mark.engine,
@@ -23,27 +22,7 @@ pytestmark = [
 ]
 
 TOLERANCE = 1e-3
-SMALL = {"max_num_seqs": 8, "max_model_len": 1024, "max_num_batched_tokens": 1024, "kv_cache_memory_bytes": 64 << 20}
 FRAME, LACKING = 1920, 555
-PARTS = {"audio": "audio_url", "image": "image_url"}
-
-
-def conversation(case: Any) -> dict[str, Any]:
-    """Return a golden case's request as a client of the Python API sends it."""
-    files = iter(case.record["inputs"] or ())
-    messages, media = [], {}
-    for index, message in enumerate(case.request["messages"]):
-        parts: list[dict[str, Any]] = []
-        for part in message["content"]:
-            if (kind := PARTS.get(part["type"])) is None:
-                parts.append(part)
-                continue
-            media[f"messages[{index}].content[{len(parts)}].{kind}"] = (
-                case.folder / "inputs" / next(files)["file"]
-            ).read_bytes()
-            parts.append({"type": kind, kind: {"url": "beside"}})
-        messages.append({"role": message["role"], "content": parts})
-    return {"chat": {"messages": messages, "voice": case.request["speaker"]}, "media": media}
 
 
 def sampling(case: Any, **thinker: Any) -> list[dict[str, Any]]:
@@ -56,51 +35,8 @@ def sampling(case: Any, **thinker: Any) -> list[dict[str, Any]]:
     return [{"temperature": 0.0, "max_tokens": case.record["max_thinker_tokens"], **thinker}, talker, {}]
 
 
-@dataclass
-class Answer:
-    """What was heard and read."""
-
-    outputs: list[OmniOutput] = field(default_factory=list)
-
-    @property
-    def text(self) -> str:
-        return "".join(output.data for output in self.outputs if output.type == "text")
-
-    @property
-    def token_ids(self) -> list[int]:
-        return [int(token) for output in self.outputs for token in output.tensors.get("token_ids", ())]
-
-    @property
-    def pieces(self) -> list[np.ndarray[Any, Any]]:
-        return [output.data[:, 0] for output in self.outputs if output.type == "audio"]
-
-    @property
-    def audio(self) -> np.ndarray[Any, Any]:
-        return np.concatenate(self.pieces)
-
-    @property
-    def codes(self) -> list[list[int]]:
-        return [row for output in self.outputs for row in np.asarray(output.tensors.get("codes", ())).tolist()]
-
-
-async def ask(omni: AsyncOmni, case: Any, *, outputs: Any = None, **thinker: Any) -> Answer:
-    answer = Answer()
-    async for output in omni.generate(
-        conversation(case), sampling_params_list=sampling(case, **thinker), outputs=outputs, timeout_s=120
-    ):
-        answer.outputs.append(output)
-    return answer
-
-
-def with_pipeline(folder: Path, work: Callable[[AsyncOmni], Coroutine[Any, Any, Any]], *, async_chunk: bool) -> Any:
-    """Return what `work` makes of the pipeline of a checkpoint."""
-
-    async def run() -> Any:
-        omni = AsyncOmni(folder, async_chunk=async_chunk, stage_overrides={0: SMALL, 1: SMALL}, platform="cpu")
-        async with omni, asyncio.timeout(240):
-            return await work(omni)
-
-    return asyncio.run(run())
+async def answer_to(omni: AsyncOmni, case: Any, *, outputs: Any = None, **thinker: Any) -> Answer:
+    return await ask(omni, golden_conversation(case.folder, case.record), sampling(case, **thinker), outputs=outputs)
 
 
 @pytest.fixture(scope="module")
@@ -142,11 +78,11 @@ def test_answers_equal_the_reference_alone_and_all_at_once(
     cases = cases_of(golden_folder)
 
     async def work(omni: AsyncOmni) -> Any:
-        alone = [await ask(omni, case) for case in cases]
-        again = await ask(omni, cases[0])
-        together = await asyncio.gather(*(ask(omni, case) for case in cases))
-        silent = await ask(omni, cases[0], max_tokens=1)
-        read = await ask(omni, cases[0], outputs=["text"])
+        alone = [await answer_to(omni, case) for case in cases]
+        again = await answer_to(omni, cases[0])
+        together = await asyncio.gather(*(answer_to(omni, case) for case in cases))
+        silent = await answer_to(omni, cases[0], max_tokens=1)
+        read = await answer_to(omni, cases[0], outputs=["text"])
         return alone, again, list(together), silent, read
 
     alone, again, together, silent, read = with_pipeline(golden_folder, work, async_chunk=async_chunk)
@@ -171,7 +107,7 @@ def test_sound_begins_before_the_text_ends(omni_folder: Path, cases_of: Callable
     case = cases_of(omni_folder)[0]
 
     async def work(omni: AsyncOmni) -> Answer:
-        return await ask(omni, case, min_tokens=400, max_tokens=400)
+        return await answer_to(omni, case, min_tokens=400, max_tokens=400)
 
     kinds = [output.type for output in with_pipeline(omni_folder, work, async_chunk=True).outputs]
 
