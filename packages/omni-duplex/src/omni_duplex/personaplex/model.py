@@ -46,6 +46,7 @@ AUDIBLE_RMS = 0.01
 PAUSE_FRAMES = 6
 """Silent frames that end a turn: 480 ms."""
 MAX_INSTRUCTIONS = 20_000
+_REASON_TIMEOUT_S = 1.0
 
 
 class TurnGate:
@@ -189,14 +190,14 @@ class _Frames:
         work = asyncio.ensure_future(self._answer(pushing))
         try:
             await asyncio.wait({work, self._reading}, return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
-                self._reading.result()
-                raise ServiceError("the session's request has ended", hint="open a new session")
-            return work.result()
-        except BaseException:  # the session's end, too; raised again
-            if self._reading.done() and not self._reading.cancelled() and (error := self._reading.exception()) is not None:
-                raise error  # noqa: B904 - why the request ended; that it has is all that pushing knows
-            raise
+            if not work.done() or work.exception() is not None:
+                # Why the request has ended is what its outputs say; that it has is all that pushing knows.
+                await asyncio.wait({self._reading}, timeout=_REASON_TIMEOUT_S)
+                if self._reading.done():
+                    self._reading.result()
+            if work.done():
+                return work.result()
+            raise ServiceError("the session's request has ended", hint="open a new session")
         finally:
             work.cancel()
 

@@ -274,9 +274,10 @@ class SessionActor:
 
     async def _clean(self) -> None:
         """Stop the model and close its stream."""
-        await self._driver.stop()
         try:
-            await asyncio.wait_for(self._stream.close(), CLEANUP_TIMEOUT_S)
+            async with asyncio.timeout(CLEANUP_TIMEOUT_S):
+                await self._driver.stop()
+                await self._stream.close()
         except Exception:  # a plugin's code may raise anything; the slot stays held until closing succeeds
             logger.exception("session %s: its stream could not be closed; trying again", self.session.id)
             self._mailbox.put_urgent(ev.Cleaned(ok=False))
