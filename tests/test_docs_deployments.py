@@ -102,6 +102,8 @@ def test_command_is_taken_and_its_deployment_resolves(
     args = parse(words)
 
     if words[0] == "serve":
+        if "personaplex" in line:  # its deploy files are for sessions, which the usual stand-in does not have
+            (desk / "MODEL" / "config.json").write_text('{"model_type": "personaplex"}')
         flags = typed_flags(args)
         given = {name: flags.pop(name, None) for name in ("deploy_config", "stage_overrides")}
         resolved = resolve_deployment(desk / "MODEL", flags=flags, platform="cuda", **given)

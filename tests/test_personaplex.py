@@ -6,9 +6,11 @@ import asyncio
 import base64
 import hashlib
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -232,6 +234,19 @@ async def test_a_dead_replica_ends_its_session_and_no_other(server: RunningServe
     assert error["code"] in ("engine_dead", "engine_error")
     assert closed.value.rcvd is not None
     assert closed.value.rcvd.code == 1011
+
+
+async def test_the_example_of_the_page_runs(server: RunningServer, talker: Callable[[], Talker]) -> None:
+    await (await opened(talker)).close()
+    page = (Path(__file__).resolve().parents[1] / "docs" / "duplex.md").read_text()
+    code = next(code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "# talk.py" in code)
+    module: dict[str, Any] = {"__name__": "talk"}
+    exec(compile(code.replace('model="/tmp/tiny"', f"model={MODEL!r}"), "docs/duplex.md", "exec"), module)
+
+    async with asyncio.timeout(60):
+        heard = await module["main"](server.url.removeprefix("http://"))
+
+    assert len(heard) > 48_000
 
 
 def test_it_was_warm_before_it_listened(server: RunningServer) -> None:

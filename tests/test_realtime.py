@@ -14,8 +14,10 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from omni_duplex.manager import SessionManager
 from omni_duplex.model import AudioOut, Capabilities, Fence, TextOut, TurnEnd
 from omni_duplex.testing import ScriptedTurnModel
+from omni_duplex.testing.speech import missing_speech, silence, speak
 
 pytestmark = pytest.mark.anyio
 
@@ -72,6 +74,62 @@ async def test_the_official_client_holds_a_conversation(serve_sessions: Callable
     assert done.status == "completed"
 
 
+@pytest.fixture
+def real_ears() -> Any:
+    """What makes ears with Silero's weights."""
+    from omni_core.errors import DependencyError
+    from omni_duplex.vad.ear import silero_ears
+
+    if (reason := missing_speech()) is not None:
+        pytest.skip(reason)
+    try:
+        return silero_ears(None)
+    except DependencyError as error:
+        pytest.skip(str(error))
+
+
+async def test_a_spoken_turn_is_found_answered_and_interrupted(serve_sessions: Callable[..., Any], real_ears: Any) -> None:
+    """The official client speaks; the server finds the turns by itself, and a second one stops the first answer."""
+    words = speak("Good morning, can you hear me now?")
+    question = np.concatenate([silence(0.5), words, silence(1.0)])
+    model = turns()
+    model.hold()
+    async with serve_sessions(model, ear=real_ears) as served, served.client.realtime.connect(model=MODEL) as session:
+
+        async def say(pcm: np.ndarray[Any, Any]) -> None:
+            for at in range(0, len(pcm), 960):
+                data = (pcm[at : at + 960] * 32767).astype("<i2").tobytes()
+                await session.input_audio_buffer.append(audio=base64.b64encode(data).decode())
+
+        async def until(kind: str) -> list[Any]:
+            seen: list[Any] = []
+            async with asyncio.timeout(20):
+                while not seen or seen[-1].type != kind:
+                    seen.append(await session.recv())
+            return seen
+
+        await say(question)
+        seen = await until("response.created")
+        assert [event.type for event in seen][1:] == [
+            "input_audio_buffer.speech_started",
+            "input_audio_buffer.speech_stopped",
+            "input_audio_buffer.committed",
+            "conversation.item.added",
+            "conversation.item.done",
+            "response.created",
+        ]
+        started, stopped = seen[1:3]
+        assert abs(started.audio_start_ms - (500 - 300)) <= 64, "the padding of 300 ms is heard, too"
+        assert abs(stopped.audio_end_ms - (500 + len(words) / 24)) <= 128
+        model.give(2)
+        await until("response.output_audio.delta")
+        await say(question)
+        ended = (await until("response.done"))[-1].response
+        assert (ended.status, ended.status_details.reason) == ("cancelled", "turn_detected")
+        model.give(100)
+        assert (await until("response.done"))[-1].response.status == "completed"
+
+
 async def test_two_sessions_and_no_third(serve_sessions: Callable[..., Any]) -> None:
     """FE-08: the refusal says that trying again can help, before the socket is closed with 1013."""
     async with serve_sessions(turns()) as served, raw(served) as one, raw(served) as two:
@@ -97,11 +155,14 @@ async def test_two_sessions_and_no_third(serve_sessions: Callable[..., Any]) -> 
 async def test_no_key_no_session(serve_sessions: Callable[..., Any], key: str | None) -> None:
     """E11: on the socket as on any route, and never by the query."""
     async with serve_sessions(turns()) as served:
-        for path in ("/v1/realtime", "/v1/duplex", "/v1/realtime?api_key=key-1"):
+        for path in ("/v1/realtime", "/v1/duplex", "/v1/live/sessions", "/v1/realtime?api_key=key-1"):
             with pytest.raises(InvalidStatus) as refused:
                 async with raw(served, path, key):
                     pass
-            assert refused.value.response.status_code == 403
+            response = refused.value.response
+            assert response.status_code == 401
+            assert json.loads(response.body or b"")["error"]["code"] == "invalid_api_key"
+            assert response.headers["X-Request-Id"]
         assert served.manager.placement.held == 0
 
 
@@ -131,6 +192,11 @@ ABUSE = {
     "a number for a text": '{"type": 7}',
     "odd base64": '{"type": "input_audio_buffer.append", "audio": "A"}',
     "NaN rate": '{"type": "session.update", "session": {"audio": {"input": {"format": {"type": "audio/pcm", "rate": NaN}}}}}',
+    "NaN in a tool": '{"type": "session.update", "session": {"tools": [{"type": "function", "name": "f", "parameters": {"x": NaN}}]}}',
+    "huge number": f'{{"type": "session.update", "session": {{"truncation": {{"type": "retention_ratio", "retention_ratio": 1{"0" * 400}}}}}}}',
+    "half a pair": r'{"type": "session.update", "session": {"instructions": "\ud800"}}',
+    "half a pair as the type": r'{"type": "\ud800"}',
+    "long type": json.dumps({"type": "é" * 2_000_000}),
     "null audio": '{"type": "input_audio_buffer.append", "audio": null}',
 }
 
@@ -148,6 +214,22 @@ async def test_a_bad_message_gets_one_error_and_the_next_turn_works(serve_sessio
         await ws.send(json.dumps({"type": "response.create"}))
         done = await next_event(ws, "response.done")
         assert done["response"]["status"] == "completed"
+
+
+async def test_a_bug_of_ours_does_not_look_like_a_normal_end(
+    serve_sessions: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: Any, actor: Any) -> None:
+        raise KeyError("secret")
+
+    monkeypatch.setattr(SessionManager, "attach", broken)
+    async with serve_sessions(turns()) as served, raw(served) as ws:
+        with pytest.raises(ConnectionClosed) as closed:
+            await ws.recv()
+
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == 1011
+    assert "secret" not in closed.value.rcvd.reason
 
 
 async def test_a_frame_that_is_too_long_ends_the_connection_and_nothing_else(serve_sessions: Callable[..., Any]) -> None:

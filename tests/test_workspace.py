@@ -18,6 +18,9 @@ PROJECTS: dict[str, dict[str, Any]] = {
 }
 MODEL_FAMILIES = re.compile(r"qwen|moss|minicpm|personaplex", re.IGNORECASE)
 MODEL_FREE = ("omni-core", "omni-connectors", "omni-duplex", "omni-server")
+ONE_MODEL = ("omni_duplex/personaplex/", "omni_duplex/deploy/personaplex", "omni_duplex/plugin.py")
+"""What may name a model all the same: omni-duplex comes with one real network, in a folder of its own that only its plugin knows,
+so that its sessions are tried on more than scripts."""
 MOST_LINES = 400
 MOST_FUNCTION_LINES = 60
 
@@ -79,7 +82,7 @@ def test_a_package_without_models_names_no_model_family(package: str) -> None:
     lines = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
         for path in (ROOT / "packages" / package / "src").rglob("*")
-        if path.is_file() and path.suffix != ".pyc"
+        if path.is_file() and path.suffix != ".pyc" and not any(part in path.as_posix() for part in ONE_MODEL)
         for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1)
         if MODEL_FAMILIES.search(line)
     ]

@@ -6,17 +6,22 @@ import subprocess
 import sys
 
 from omni_core.plugins import PluginManager
-from omni_duplex import plugin
+from omni_core.target import load_target
+from omni_duplex import hookspecs, plugin
+from omni_duplex.model import DuplexModel
 
 
-def test_the_plugin_loads_and_offers_its_command() -> None:
+def test_the_plugin_loads_and_offers_its_command_and_its_model() -> None:
     manager = PluginManager()
+    manager.add_hookspecs(hookspecs)
 
     manager.add(plugin, "omni-duplex", "0.1.0")
 
     (report,) = manager.reports
     assert report.status == "ok", report.reason
-    assert report.hooks == ("omni_commands",)
+    assert {"omni_commands", "omni_duplex_models", "omni_pipelines", "omni_tiny_models"} <= set(report.hooks)
+    for target in plugin.omni_duplex_models().values():
+        assert issubclass(load_target(target), DuplexModel)
 
 
 def test_the_plugin_imports_nothing_heavy() -> None:

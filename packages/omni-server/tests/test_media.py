@@ -199,6 +199,10 @@ class TestLocalFiles:
     async def test_another_host_is_refused(self, folder: Path) -> None:
         assert "another host" in await refused(f"file://server{folder}/a.wav", allowed_local_media_path=str(folder))
 
+    @pytest.mark.parametrize("source", ["file://[half/a.wav", "file://a\u2100b/a.wav"], ids=["bracket", "look-alike"])
+    async def test_a_url_that_is_none_is_refused(self, source: str, folder: Path) -> None:
+        assert "no file URL" in await refused(source, allowed_local_media_path=str(folder))
+
 
 class TestUrls:
     """URLs, as --allowed-media-domains permits."""

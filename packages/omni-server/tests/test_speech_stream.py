@@ -397,6 +397,22 @@ class TestMessages:
         assert refused["error"]["code"] == "input_backpressure"
         assert [event["sentence_text"] for event in starts(events)] == ["Band more text than there is room for now"]
 
+    async def test_utterances_without_end_are_refused_when_too_many_wait(
+        self, connect: Any, monkeypatch: pytest.MonkeyPatch, engine: FakeEngine
+    ) -> None:
+        """Each costs memory until it is its turn, and a client can end one in twenty bytes."""
+        monkeypatch.setattr(speech_stream, "MAX_PENDING_UTTERANCES", 3)
+        async with connect(config={}) as talking:
+            talking.say("input.text", text="wait-later is this.")
+            for _ in range(4):
+                talking.say("input.done")
+            refused = (await talking.until("error"))[-1]
+            engine.go_on.set()
+            events = [event for _ in range(3) for event in await talking.until("session.done")]
+
+        assert refused["error"]["code"] == "input_backpressure"
+        assert [event["utterance_index"] for event in events if event["type"] == "session.done"] == [0, 1, 2]
+
 
 class TestEndings:
     """Who ends a session, and what becomes of the request that runs."""
@@ -626,6 +642,7 @@ class TestDoors:
             ("https://app.example", ("https://app.example",), True),
             ("https://evil.example", ("*",), True),
             ("null", (), False),
+            ("http://[evil", (), False),
         ],
     )
     async def test_pages_of_other_sites_need_permission(

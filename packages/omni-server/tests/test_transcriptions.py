@@ -53,6 +53,13 @@ async def test_text_is_plain_and_verbose_json_has_the_duration(chatty: Any, wav_
     assert (verbose.json()["duration"], verbose.json()["language"], verbose.json()["text"]) == (1.5, "fr", ANSWER)
 
 
+async def test_a_duration_that_cannot_be_read_is_refused_before_the_model_works(chatty: Any, talking: FakeEngine) -> None:
+    answer = await send(chatty, b"a container that only the model reads", response_format="verbose_json")
+
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "response_format")
+    assert not talking.prompts
+
+
 async def test_a_stream_has_deltas_and_the_whole_text_at_its_end(chatty: Any, wav_maker: Any) -> None:
     answer = await send(chatty, wav_maker(1.0), stream="true")
 

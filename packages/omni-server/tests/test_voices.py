@@ -7,7 +7,7 @@ import base64
 import io
 import json
 import zipfile
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -344,6 +344,18 @@ class TestRecordings:
 
     async def test_far_too_large_upload_is_refused_by_its_length(self, desk: Desk) -> None:
         response = await desk.upload(bytes(41 * 1024 * 1024))
+
+        assert response.status_code == 413
+        assert response.json()["error"]["code"] == "request_too_large"
+
+    async def test_far_too_large_upload_of_unknown_length_is_refused_as_such(self, desk: Desk) -> None:
+        async def pieces() -> AsyncIterator[bytes]:
+            yield b'--x\r\nContent-Disposition: form-data; name="audio_sample"; filename="a.wav"\r\n\r\n'
+            for _ in range(41):
+                yield bytes(1024 * 1024)
+
+        headers = {"Content-Type": "multipart/form-data; boundary=x"}
+        response = await desk.client.post("/v1/audio/voices", content=pieces(), headers=headers)
 
         assert response.status_code == 413
         assert response.json()["error"]["code"] == "request_too_large"

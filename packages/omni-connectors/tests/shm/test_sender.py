@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -203,6 +204,50 @@ def test_memory_that_is_idle_for_long_is_given_up_at_both_ends(ends: Any, monkey
     assert sending.health()["idle_bytes"] == 0
     receiving.get(sending.put("request", 1, payload(1), LONG_S), LONG_S)
     assert len(receiving._receiver._links[0]._areas) == 1
+
+
+def test_a_receiver_that_gets_nothing_more_gives_up_idle_memory_too(ends: Any) -> None:
+    """A replica without requests would keep what its senders have given up long ago."""
+    sending, receiving = ends
+    receiving.get(sending.put("request", 0, payload(50_000), LONG_S), LONG_S)
+    sending._sender._large.idle_s = 0.0
+    sending.health()
+
+    receiving.health()
+
+    assert len(receiving._receiver._links[0]._areas) == 1
+
+
+def test_memory_that_cannot_be_passed_costs_its_payload_alone(ends: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A receiver that were dropped for it would see its other payloads change under its eyes."""
+    sending, receiving = ends
+    kept = receiving.get(sending.put("kept", 0, payload(70_000, 3), LONG_S), LONG_S)
+    lost = sending.put("lost", 0, payload(30_000), LONG_S)
+
+    def no_descriptor(_: int) -> int:
+        raise OSError(errno.EMFILE, "no descriptor is free")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sending._sender, "memory_of", no_descriptor)
+        with pytest.raises(PayloadNotReady):
+            receiving.get(lost, LONG_S)
+    sending.cleanup("lost")
+
+    assert sending.health()["peers"] == 1
+    assert sending.health()["in_use_by_receivers"] >= 1
+    again = receiving.get(sending.put("again", 0, payload(30_000, 4), LONG_S), LONG_S)
+    assert (kept["x"] == 3).all()
+    assert (again["x"] == 4).all()
+
+
+@pytest.mark.parametrize("nbytes", [10, 50_000], ids=["small", "large"])
+def test_a_closed_end_takes_nothing(ends: Any, nbytes: int) -> None:
+    sending, _ = ends
+    sending.close()
+
+    with pytest.raises(ConnectorError, match="the connector is closed"):
+        sending.put("request", 0, payload(nbytes), LONG_S)
+    assert sending.health()["arena_taken_bytes"] == 0
 
 
 def test_idle_memory_makes_room_for_another_size(ends: Any) -> None:

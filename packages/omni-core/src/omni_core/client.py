@@ -205,11 +205,11 @@ class AsyncOmni(Operations):
 
     def watch_deaths(self, told: Callable[[int, int, str], None]) -> None:
         """Call a function with the stage id, the replica and the reason whenever a replica's process is gone."""
-        self._orchestrator.on_death.append(told)
+        self._orchestrator.witnesses.deaths.append(told)
 
     def watch_returns(self, told: Callable[[], None]) -> None:
         """Call a function whenever a replica that was gone is ready again; `health` has the states of all."""
-        self._orchestrator.on_return.append(told)
+        self._orchestrator.witnesses.returns.append(told)
 
     def abort(self, request_id: str) -> bool:
         """End every running request with this id; return whether there was one."""

@@ -31,6 +31,7 @@ VARIABLES: dict[str, Variable] = {
         Variable("OMNI_LOG_FORMAT", "Form of Omni's log: text or json.", "text"),
         Variable("OMNI_TEST_CUDA_PATHS", "1 lets what is for CUDA alone run anywhere; for tests.", "0", internal=True),
         Variable("OMNI_TOKEN", "Secret that the commands of a pipeline on several hosts share; see --omni-token."),
+        Variable("OMNI_API_KEY", "Key of the server that `omni talk` speaks to."),
         Variable("OMNI_PROFILE_DIR", "Folder for the traces of the profiler; empty means that nothing can be profiled."),
         Variable("OMNI_PRELOAD", "Modules that the fork server imports.", internal=True),
         Variable("OMNI_PRELOAD_SERVER", "Process that the fork server watches.", internal=True),
@@ -53,7 +54,7 @@ HONOURED = (
 )
 """Variables of others that change what Omni does; `omni env` lists them too."""
 
-_SECRETS = frozenset({"HF_TOKEN", "OMNI_TOKEN"})
+_SECRETS = frozenset({"HF_TOKEN", "OMNI_API_KEY", "OMNI_TOKEN"})
 
 
 def read(name: str) -> str:

@@ -23,7 +23,7 @@ class StreamingRequest:
 
     def __init__(self, orchestrator: Orchestrator, request: OmniRequest) -> None:
         self.request = request
-        self._feed = Feed()
+        self._feed = Feed(request.timeout_s)
         self._outputs = orchestrator.submit(request, self._feed)
 
     async def push(self, payload: Payload, final: bool = False) -> None:
@@ -31,8 +31,8 @@ class StreamingRequest:
 
         Raises:
             NotFoundError: The request has ended; its outputs tell why.
-            RequestError: The payload is too long.
-            DeadlineError: There was no room until the request's deadline.
+            RequestError: The payload is too long, or the last one was sent before.
+            DeadlineError: There was no room until the request's deadline, or `outputs` did not begin for as long.
         """
         await self._feed.push(payload, final=final)
 

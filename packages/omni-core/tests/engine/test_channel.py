@@ -61,7 +61,9 @@ async def test_message_that_announces_too_many_bytes_is_refused_without_reading_
 
 
 @pytest.mark.parametrize(
-    "data", [b"\xc1", b"\x81\xa4type\xa3Foo", b"\x93\x01\x02\x03"], ids=["no msgpack", "unknown tag", "no map"]
+    "data",
+    [b"\xc1", b"\x81\xa4type\xa3Foo", b"\x93\x01\x02\x03", b"\x82\xa4type\xa4Call\xa9arguments\x81\xa1a" + b"\x91" * 100_000],
+    ids=["no msgpack", "unknown tag", "no map", "nested too deeply"],
 )
 async def test_bytes_that_are_no_message_are_an_error(data: bytes) -> None:
     with pytest.raises(ServiceError, match="cannot be read"):
@@ -112,6 +114,20 @@ async def test_post_leaves_a_bounded_amount_for_a_peer_that_does_not_read(monkey
 
     await ours.close(0.1)
     await theirs.close(0.1)
+    server.close()
+
+
+async def test_a_long_message_on_its_way_keeps_no_other_one_back() -> None:
+    """Inputs of a request may be 128 MiB; the stage that reads them is not to be killed for those of a second one."""
+    ours, theirs, server = await pair()
+
+    ours.post(Push("long", 0, 0, bytes(70 << 20), False))
+    ours.post(Push("long too", 0, 0, bytes(70 << 20), False))
+    ours.post(Abort("short"))
+
+    assert [getattr(await theirs.receive(), "request_id", None) for _ in range(3)] == ["long", "long too", "short"]
+    await ours.close()
+    await theirs.close()
     server.close()
 
 

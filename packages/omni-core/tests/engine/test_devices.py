@@ -139,5 +139,5 @@ async def test_stages_that_share_a_device_start_and_are_shown_it(monkeypatch: py
     told = {0: {"tell_env": ["FAKE_VISIBLE"]}}
     async with running(limits, platform=FAKE, devices={0: "1", 1: "1"}, engine_args=told) as orchestrator:
         assert states(orchestrator) == ["ready", "ready"]
-        assert orchestrator.facts(0)["FAKE_VISIBLE"] == "7"
+        assert orchestrator._pools[0].replicas[0].process.facts["FAKE_VISIBLE"] == "7"
         assert sorted(os.listdir(os.path.join(short_tmp, f"omni-locks-{os.getuid()}"))) == ["fake-7.lock", "fake-all.lock"]

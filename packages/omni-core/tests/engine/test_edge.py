@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from omni_core.engine.edge import HandOver, Inlet, Outlet, Place, Window, join_o
 from omni_core.errors import DeadlineError, ServiceError
 from omni_core.runner import Handoff, StageOutput
 from omni_core.testing.pipelines import fake_pipeline
+from omni_core.testing.waiting import async_wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -120,9 +122,30 @@ async def test_forgetting_a_request_frees_what_was_not_fetched(tmp_path: Path) -
     assert list(tmp_path.glob("*.payload"))
 
     outlet.forget("r")
+
+    await async_wait_until(lambda: not list(tmp_path.glob("*.payload")), "the payload to be gone")
     await outlet.close()
 
-    assert not list(tmp_path.glob("*.payload"))
+
+async def test_nobody_waits_for_a_connector_that_takes_its_time_to_forget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop has other requests, and heartbeats without which its stage is taken for dead."""
+    outlet, _ = ends(tmp_path)
+    await outlet.connect()
+    begun, done = threading.Event(), threading.Event()
+
+    def cleanup(_: str) -> None:
+        begun.set()
+        assert done.wait(5), "the loop stood still"
+
+    monkeypatch.setattr(outlet._connector, "cleanup", cleanup)
+
+    outlet.forget("r")
+    await async_wait_until(begun.is_set, "the call")
+
+    done.set()
+    await outlet.close()
 
 
 @pytest.mark.parametrize(("stream", "size"), [({}, 8), ({"max_inflight": 2}, 2)], ids=["default", "max_inflight"])

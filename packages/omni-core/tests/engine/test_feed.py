@@ -152,6 +152,53 @@ async def test_a_deadline_ends_it_and_whoever_waits() -> None:
             await request.push(codes(1))
 
 
+async def test_whoever_waits_for_room_hears_at_once_that_the_request_has_ended() -> None:
+    async with running(one_stage(step_s=30.0)) as orchestrator:
+        request = opened(orchestrator)
+        answer = asyncio.ensure_future(totals(request))
+        pushes = [asyncio.ensure_future(request.push(codes(1))) for _ in range(WINDOW + 3)]
+        await async_wait_until(lambda: sum(push.done() for push in pushes) == WINDOW, "the window to be full")
+
+        assert orchestrator.abort(request.request.request_id)
+
+        async with asyncio.timeout(10):
+            ends = await asyncio.gather(answer, *pushes[WINDOW:], return_exceptions=True)
+        assert [type(end) for end in ends] == [NotFoundError] * 4
+
+
+async def test_nothing_follows_the_last_payload() -> None:
+    async with running(one_stage(step_s=0.2)) as orchestrator:
+        request = opened(orchestrator)
+        answer = asyncio.ensure_future(totals(request))
+        pushes = [asyncio.ensure_future(request.push(codes(1), final=number == WINDOW)) for number in range(WINDOW + 3)]
+
+        ends = await asyncio.gather(*pushes, return_exceptions=True)
+
+        assert ends[: WINDOW + 1] == [None] * (WINDOW + 1)
+        assert [type(end) for end in ends[WINDOW + 1 :]] == [RequestError] * 2
+        assert await answer == list(range(1, WINDOW + 2))
+        await until_empty(orchestrator)
+
+
+async def test_a_request_that_nobody_begins_is_not_waited_for_without_end() -> None:
+    request = StreamingRequest(Orchestrator(one_stage()), OmniRequest("idle", {}, timeout_s=0.05))
+
+    with pytest.raises(DeadlineError, match=r"did not begin within 0\.05 s") as late:
+        await request.push(codes(1))
+    await request.close()
+
+    assert "take its outputs" in late.value.hint
+
+
+@pytest.mark.parametrize("replica", [1, -1])
+async def test_a_replica_that_there_is_not_is_the_callers_error(replica: int) -> None:
+    async with running(one_stage()) as orchestrator:
+        with pytest.raises(RequestError, match=f"has no replica {replica}"):
+            await totals(opened(orchestrator, replicas={0: replica}))
+
+        assert orchestrator.health()["requests"] == 0
+
+
 async def test_a_payload_that_is_too_long_is_refused() -> None:
     async with running(one_stage()) as orchestrator:
         request = opened(orchestrator)
@@ -165,7 +212,7 @@ async def test_it_runs_on_the_replica_that_was_asked_for_and_dies_with_it() -> N
     """DP-06, DP-10."""
     deaths: list[tuple[int, int, str]] = []
     async with running(one_stage(replicas=2)) as orchestrator:
-        orchestrator.on_death.append(lambda *death: deaths.append(death))
+        orchestrator.witnesses.deaths.append(lambda *death: deaths.append(death))
         requests = [opened(orchestrator, seed, replicas={0: replica}) for seed, replica in ((0, 1), (10, 1), (20, 0))]
         answers = [asyncio.ensure_future(totals(request)) for request in requests]
         for request in requests:

@@ -458,7 +458,7 @@ async def test_engines_below_a_stage_are_told_its_start_timeout() -> None:
     """B07."""
     name = "OMNI_STAGE_INIT_TIMEOUT"
     async with running(EngineOptions(stage_init_timeout_s=25.5), engine_args={0: {"tell_env": [name]}}) as orchestrator:
-        assert orchestrator.facts(0)[name] == "25.5"
+        assert orchestrator._pools[0].replicas[0].process.facts[name] == "25.5"
 
 
 async def test_environment_of_a_stage_stays_in_its_process() -> None:

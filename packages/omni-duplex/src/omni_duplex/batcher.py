@@ -23,12 +23,22 @@ class Batcher:
         self._worker: asyncio.Task[None] | None = None
 
     async def step(self, stream: DuplexStream, unit: AudioIn) -> Sequence[Output]:
-        """Return what comes of one session's unit."""
+        """Return what comes of one session's unit. Cancelling it waits for a step that hears the unit already."""
         done: asyncio.Future[Sequence[Output]] = asyncio.get_running_loop().create_future()
-        self._waiting.append((stream, unit, done))
+        entry = (stream, unit, done)
+        self._waiting.append(entry)
         if self._worker is None or self._worker.done():
             self._worker = asyncio.ensure_future(self._work())
-        return await done
+        try:
+            await asyncio.wait({done})
+        except asyncio.CancelledError:
+            if not any(other is entry for other in self._waiting) and not done.done():
+                await asyncio.wait({done})  # whoever cancels closes the stream next, which must not be while it is heard
+            done.cancel()
+            if not done.cancelled():
+                done.exception()  # nobody asks for it any more
+            raise
+        return done.result()
 
     async def _work(self) -> None:
         while self._waiting:

@@ -7,6 +7,8 @@ from omni_core.errors import OmniError
 INVALID = "invalid_request_error"
 SERVER = "server_error"
 LIMIT = "rate_limit_error"
+MAX_MESSAGE_CHARS = 1000
+"""Characters of an error that clients are told: most of them name what a client sent, which may be megabytes."""
 
 
 class DuplexError(OmniError):
@@ -47,7 +49,8 @@ class DuplexError(OmniError):
         Args:
             event_id: Id of the client's event that is at fault.
         """
-        message = f"{self.message} ({self.hint})" if self.hint else self.message
+        said = self.message if len(self.message) <= MAX_MESSAGE_CHARS else self.message[:MAX_MESSAGE_CHARS] + "..."
+        message = f"{said} ({self.hint})" if self.hint else said
         body: dict[str, object] = {"type": self.kind, "code": self.code, "message": message, "param": self.param}
         return {**body, "event_id": event_id} if event_id is not None else body
 

@@ -29,9 +29,7 @@ def load_model(pipeline: ResolvedPipeline, plugins: PluginManager | None = None)
     name = pipeline.config.duplex_plugin
     where = f"pipeline {pipeline.config.model_type!r}"
     assert name is not None, "only pipelines with a plugin have duplex sessions"
-    offered: dict[str, str] = {}
-    for _, models in (plugins or plugin_manager()).collect("omni_duplex_models"):
-        offered |= models
+    offered = _offered(plugins or plugin_manager())
     target = name if ":" in name else offered.get(name)
     if target is None:
         raise ConfigError(f"nobody offers the duplex model {name!r}", where=where, hint=way_out(name, offered, "duplex models"))
@@ -42,6 +40,26 @@ def load_model(pipeline: ResolvedPipeline, plugins: PluginManager | None = None)
             f"{target!r} is no DuplexModel", where=where, hint="name a subclass of omni_duplex.plugin.DuplexModel"
         )
     return model
+
+
+def _offered(plugins: PluginManager) -> dict[str, str]:
+    """Return the targets of the duplex models that plugins offer, by id.
+
+    Raises:
+        ConfigError: Two distributions offer one id.
+    """
+    offered: dict[str, str] = {}
+    owners: dict[str, str] = {}
+    for owner, models in plugins.collect("omni_duplex_models"):
+        for name, target in models.items():
+            if name in owners:
+                raise ConfigError(
+                    f"{owners[name]} and {owner} both offer the duplex model {name!r}",
+                    where="omni_duplex_models",
+                    hint=f"uninstall one, or leave it out with --no-plugin {owner}",
+                )
+            offered[name], owners[name] = target, owner
+    return offered
 
 
 def make_manager(engine: PipelineEngine, pipeline: ResolvedPipeline, frontend: Frontend | None = None) -> SessionManager:

@@ -214,9 +214,9 @@ class _Tally:
 
 
 class _Writer:
-    """Write a conversation as OpenAI's chat has it. Of recordings and images only the last ones go along, the older as words."""
-
     """Write a conversation as OpenAI's chat has it: the last recordings and images as they are, older ones as words."""
+
+    def __init__(self, limits: _Limits, input_rate: int) -> None:
         self._left = {"audio": limits.audio, "image": limits.image}
         self._rate = input_rate
 

@@ -198,6 +198,21 @@ async def test_the_reason_for_which_a_request_ended_is_told() -> None:
     await found.close()
 
 
+async def test_a_session_that_ends_while_a_dead_request_is_fed_ends() -> None:
+    """The end must not be taken for one more failed frame: whoever waits for it would wait for ever."""
+    found = stream(Replica(StageDeadError("its process is gone")))
+    with pytest.raises(StageDeadError):
+        await step(found)
+
+    stepping = asyncio.ensure_future(step(found))
+    await asyncio.sleep(0)
+    stepping.cancel()
+    await asyncio.wait({stepping}, timeout=5)
+
+    assert stepping.cancelled()
+    await found.close()
+
+
 @pytest.fixture
 def model(folder: Path) -> PersonaPlex:
     from omni_core.deploy.resolve import resolve_deployment

@@ -170,6 +170,14 @@ WRONG = {
         "invalid_value",
         "session.audio.input.turn_detection.threshold",
     ),
+    "huge threshold": (
+        {
+            "type": "session.update",
+            "session": {"audio": {"input": {"turn_detection": {"type": "server_vad", "threshold": 10**400}}}},
+        },
+        "invalid_value",
+        "session.audio.input.turn_detection.threshold",
+    ),
     "unknown detection field": (
         {"type": "session.update", "session": {"audio": {"input": {"turn_detection": {"type": "server_vad", "treshold": 1}}}}},
         "unknown_parameter",

@@ -89,7 +89,9 @@ async def test_each_command_is_acknowledged_in_order(talk: Callable[..., Any]) -
     events = await client.until("session.usage.updated")
 
     check(client.events)
-    acks = [(event["type"].removeprefix("session."), event["client_event_id"]) for event in events if "client_event_id" in event]
+    acks = [
+        (event["type"].removeprefix("session."), event["client_event_id"]) for event in events if "client_event_id" in event
+    ]
     assert acks == [
         ("input_audio.muted", "m"),
         ("input_audio.unmuted", "u"),

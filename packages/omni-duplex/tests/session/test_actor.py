@@ -139,7 +139,11 @@ async def test_nothing_of_an_answer_leaves_after_it_was_cancelled(manage: Manage
 
 
 async def test_speech_interrupts_the_answer_and_becomes_the_next_turn(manage: Manage, clock: VirtualClock, until: Any) -> None:
-    model = ScriptedTurnModel([lambda fence: [TextOut("one ", fence), tone(fence, 1.0)] * 9, answer("two ")])
+    model = ScriptedTurnModel(
+        [lambda fence: [*([TextOut("one ", fence), tone(fence, 1.0)] * 9), TurnEnd(fence)], answer("two ")]
+    )
+    model.hold()
+    model.give(18)  # all but the end
     actor, _ = await begin(manage(model, ear=LoudEar.maker()))
     loud, quiet = np.ones(UNIT, np.float32), np.zeros(UNIT, np.float32)
     await say(actor, ev.Append(loud))
@@ -152,6 +156,7 @@ async def test_speech_interrupts_the_answer_and_becomes_the_next_turn(manage: Ma
     await say(actor, ev.Append(loud))
     await say(actor, ev.Append(quiet))
     interrupted = await until(actor, "response.done")
+    model.give(4)
     after = await until(actor, "response.done")
 
     assert interrupted[0]["type"] == "input_audio_buffer.speech_started"
@@ -295,3 +300,87 @@ async def test_a_client_that_comes_back_misses_nothing(manage: Manage, until: An
         np.concatenate([e["delta"].pcm for e in run if e["type"] == "response.output_audio.delta"]) for run in (whole, resumed)
     ]
     np.testing.assert_array_equal(*sound)
+
+
+async def test_a_client_that_comes_back_gets_more_than_may_wait_for_one_that_reads(manage: Manage, until: Any) -> None:
+    """The journal holds more than 30 s of audio; what it replays is not what makes a client slow."""
+    count = int(MAX_AUDIO_S) + 10
+    model = ScriptedTurnModel([lambda fence: [*([tone(fence, 1.0)] * count), TurnEnd(fence)]])
+    model.hold()
+    manager = manage(model)
+    actor, attachment = await begin(manager, PlainDialect(resumable=True), turn_detection=None)
+    await say(actor, ev.Append(np.zeros(UNIT, np.float32)))
+    await say(actor, ev.Commit())
+    await say(actor, ev.CreateResponse())
+    begun = await until(actor, "response.created")
+    manager.detach(attachment)
+    model.give(count)
+    while actor.outbox.seq < len(begun) + 3 + count:  # the item, its place in the conversation and its part come first
+        await asyncio.sleep(0)
+
+    manager.resume(actor.session.id, attachment.token, len(begun))
+    model.give()  # what comes before the client has read any of it
+    events = await until(actor, "response.done")
+
+    assert types(events).count("response.output_audio.delta") == count
+
+
+async def test_a_whole_answer_may_come_at_once(manage: Manage, until: Any) -> None:
+    manager = manage(ScriptedTurnModel([lambda fence: [tone(fence, 2 * MAX_AUDIO_S), TurnEnd(fence)]]))
+    actor, _ = await begin(manager, turn_detection=None)
+    await say(actor, ev.Append(np.zeros(UNIT, np.float32)))
+    await say(actor, ev.Commit())
+
+    await say(actor, ev.CreateResponse())
+    events = await until(actor, "response.done")
+
+    assert events[-1]["response"]["status"] == "completed"
+
+
+async def test_an_answer_that_ends_without_saying_so_has_failed(manage: Manage, until: Any) -> None:
+    manager = manage(ScriptedTurnModel([lambda fence: [tone(fence)], answer()]))
+    actor, _ = await begin(manager, turn_detection=None)
+    await say(actor, ev.Append(np.zeros(UNIT, np.float32)))
+    await say(actor, ev.Commit())
+
+    await say(actor, ev.CreateResponse())
+    first = await until(actor, "response.done")
+    await say(actor, ev.CreateResponse())
+    second = await until(actor, "response.done")
+
+    assert [events[-1]["response"]["status"] for events in (first, second)] == ["failed", "completed"]
+    assert "error" in types(first)
+
+
+async def test_others_go_on_while_an_ear_hears_minutes(manage: Manage, until: Any) -> None:
+    heard: list[int] = []
+
+    class Counting(LoudEar):
+        def push(self, pcm: Any) -> Any:
+            heard.append(len(pcm))
+            return super().push(pcm)
+
+    actor, _ = await begin(manage(ScriptedTurnModel(), ear=lambda capabilities, config: Counting()))
+    await until(actor, "session.created")
+
+    await say(actor, ev.Append(np.zeros(60 * 24_000, np.float32)))
+    turns = 0
+    while sum(heard) < 60 * 24_000:
+        await asyncio.sleep(0)
+        turns += 1
+
+    assert turns >= 60
+    assert max(heard) == 24_000
+
+
+async def test_audio_that_was_dropped_is_not_heard_either(manage: Manage, until: Any) -> None:
+    """Else speech would be found that nothing of is there, and every time after it would be wrong."""
+    manager = manage(ScriptedTurnModel(), ear=LoudEar.maker(), max_pending_input_bytes_per_session=4 * UNIT)
+    actor, _ = await begin(manager)
+
+    await say(actor, ev.Append(np.ones(UNIT + 1, np.float32)))
+    await say(actor, ev.Append(np.ones(UNIT, np.float32)))
+    events = await until(actor, "input_audio_buffer.speech_started")
+
+    assert types(events) == ["session.created", "error", "input_audio_buffer.speech_started"]
+    assert events[-1]["audio_start_ms"] == 0

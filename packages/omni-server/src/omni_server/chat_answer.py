@@ -194,8 +194,7 @@ class Dialogue:
                     self.spoken.append(self.samples_of(output))
         choices = [self._whole_choice(index, choice) for index, choice in enumerate(self.choices)]
         if self.speaks:
-            data = as_base64(await anyio.to_thread.run_sync(self._encode, self.spoken))
-            choices = self._with_audio(choices, data)
+            choices = self._with_audio(choices, await anyio.to_thread.run_sync(self._encode, self.spoken))
         return {
             "id": self.name,
             "object": "chat.completion",
@@ -205,11 +204,12 @@ class Dialogue:
             "usage": self.usage(),
         }
 
-    def _encode(self, pieces: list[Samples]) -> bytes:
+    def _encode(self, pieces: list[Samples]) -> str:
+        """Return the spoken answer as one file in base64."""
         traits = self.traits
         encoder = make_encoder(self.request.audio_format(), traits.sample_rate, traits.channels, streaming=False)
         samples = np.concatenate([np.zeros((0, traits.channels), np.float32), *pieces])
-        return encoder.encode(samples) + encoder.finish()
+        return as_base64(encoder.encode(samples) + encoder.finish())
 
     def _whole_choice(self, index: int, choice: Choice) -> dict[str, Any]:
         reply = join_replies(choice.replies)

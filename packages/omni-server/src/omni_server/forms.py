@@ -35,6 +35,8 @@ async def read_form(request: Request, stack: AsyncExitStack) -> FormData:
             return await stack.enter_async_context(form)
     except TimeoutError as error:
         raise ApiError(408, f"the body did not arrive within {FORM_TIMEOUT_S:g} s") from error
+    except ApiError:  # the limit of the body
+        raise
     except HTTPException as error:
         raise RequestError(f"the form cannot be read: {error.detail}"[:300], hint="send multipart/form-data") from error
 

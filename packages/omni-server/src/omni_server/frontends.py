@@ -158,12 +158,11 @@ class _Parent:
             await asyncio.gather(telling, stopping, return_exceptions=True)
 
     async def _tell_ready(self) -> None:
-        """Say that the port answers once every frontend has said so."""
-        for frontend in self._frontends:
-            assert frontend.stdout is not None, "it is a pipe"
-            if not (await frontend.stdout.readline()).startswith(b"Listening on "):
-                return
-        listening.announce(self._sock, self._args.host)
+        """Say that the port answers once every frontend has said so; what else they write goes to stderr, as long as they run."""
+        readers = [frontend.stdout for frontend in self._frontends if frontend.stdout is not None]
+        if all([await _is_ready(reader) for reader in readers]):
+            listening.announce(self._sock, self._args.host)
+        await asyncio.gather(*map(_pass_on, readers))
 
     async def _end_all(self) -> None:
         running = [frontend for frontend in self._frontends if frontend.returncode is None]
@@ -178,6 +177,21 @@ class _Parent:
                     logger.error("a frontend did not end in time and is killed")
                     frontend.kill()
             await asyncio.gather(*(frontend.wait() for frontend in running))
+
+
+async def _is_ready(reader: asyncio.StreamReader) -> bool:
+    """Return whether a frontend says that it listens; False where it ends before that."""
+    while line := await reader.readline():
+        if line.startswith(b"Listening on "):
+            return True
+        sys.stderr.write(line.decode(errors="replace"))
+    return False
+
+
+async def _pass_on(reader: asyncio.StreamReader) -> None:
+    """Pass on what a plugin or a library writes to stdout, which would stop the frontend once the pipe is full."""
+    while data := await reader.read(1 << 16):
+        sys.stderr.write(data.decode(errors="replace"))
 
 
 def watch_parent() -> None:

@@ -223,7 +223,10 @@ def _too_large(limit: int, param: str) -> RequestError:
 
 
 def _file_url_path(source: str, param: str) -> str:
-    parts = urlsplit(source)
+    try:
+        parts = urlsplit(source)
+    except ValueError as error:  # half a bracket, or a host with characters that look like others
+        raise RequestError(f"`{param}` is no file URL", param=param, hint="write file:///path") from error
     if parts.netloc not in ("", "localhost"):
         raise RequestError(f"`{param}` names a file on another host", param=param, hint="write file:///path")
     return unquote(parts.path)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import time
 import uuid
 from collections.abc import Iterable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from omni_server.client_secrets import PATHS, PREFIX, SETTINGS_KEY, ClientSecrets
 from omni_server.errors import ApiError, error_response
 
 MAX_REQUEST_ID = 128
@@ -38,7 +40,7 @@ class RequestIdMiddleware:
         scope.setdefault("state", {})["request_id"] = label
 
         async def send_with_id(message: Message) -> None:
-            if message["type"] in ("http.response.start", "websocket.accept"):
+            if message["type"] in ("http.response.start", "websocket.accept", "websocket.http.response.start"):
                 MutableHeaders(scope=message)["X-Request-Id"] = label
             await send(message)
 
@@ -46,30 +48,47 @@ class RequestIdMiddleware:
 
 
 class ApiKeyMiddleware:
-    """Refuse requests without one of the keys, on HTTP and WebSocket routes alike."""
+    """Refuse requests without one of the keys, on HTTP and WebSocket routes alike.
+
+    A realtime socket may also be opened with a client secret, until that expires.
+    """
 
     def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
         self.app = app
+        keys = tuple(keys)
         self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+        self._secrets = ClientSecrets(keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the request through if it needs no key or brings one."""
         is_free = scope["type"] not in ("http", "websocket") or scope.get("method") == "OPTIONS" or self._is_open(scope)
-        if is_free or self._knows(_given_key(scope)):
+        if is_free or self._opens(scope, _given_key(scope)):
             await self.app(scope, receive, send)
-        elif scope["type"] == "websocket":
+            return
+        if scope["type"] == "websocket":
             await receive()  # the connect message, which must be read before the answer
-            await send({"type": "websocket.close", "code": 1008, "reason": "invalid API key"})
+        if scope["type"] == "websocket" and "websocket.http.response" not in scope.get("extensions", {}):
+            await send({"type": "websocket.close", "code": 1008, "reason": "invalid API key"})  # the server makes it a 403
         else:
             message = "the API key is missing or wrong: send it as `Authorization: Bearer KEY`"
             headers = {"WWW-Authenticate": "Bearer"}
             await error_response(401, message, headers=headers)(scope, receive, send)
 
     def _is_open(self, scope: Scope) -> bool:
-        full: str = scope["path"]
-        path = full.removeprefix(scope.get("root_path", "").rstrip("/"))
+        path = _path(scope)
         # The page is the same for everybody; a browser could not send a key to get it.
         return path in OPEN_PATHS or path == "/ui" or path.startswith("/ui/")
+
+    def _opens(self, scope: Scope, key: str) -> bool:
+        if self._knows(key):
+            return True
+        if scope["type"] != "websocket" or not key.startswith(PREFIX) or _path(scope) not in PATHS:
+            return False
+        settings = self._secrets.read(key, time.time())
+        if settings is None:
+            return False
+        scope.setdefault("state", {})[SETTINGS_KEY] = settings
+        return True
 
     def _knows(self, key: str) -> bool:
         digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
@@ -107,6 +126,11 @@ class BodyLimitMiddleware:
 
     def _message(self) -> str:
         return f"the body is larger than {self.limit} bytes; send less, or start the server with a larger --max-body-bytes"
+
+
+def _path(scope: Scope) -> str:
+    full: str = scope["path"]
+    return full.removeprefix(scope.get("root_path", "").rstrip("/"))
 
 
 def _given_key(scope: Scope) -> str:

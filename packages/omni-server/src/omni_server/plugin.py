@@ -1,4 +1,4 @@
-"""The plugin of omni-server: the commands `serve` and `bench`, and the routes of the OpenAI-compatible API."""
+"""The plugin of omni-server: the commands `serve`, `bench` and `talk`, and the routes of the OpenAI-compatible API."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ if TYPE_CHECKING:
 
 @hookimpl
 def omni_commands() -> Iterable[CommandEntry]:
-    """Offer `omni serve` and `omni bench`."""
+    """Offer `omni serve`, `omni bench` and `omni talk`."""
     return [
         CommandEntry(name="serve", summary="serve a model over HTTP", target="omni_server.serve:command"),
         CommandEntry(name="bench", summary="put load on a server and measure it", target="omni_server.bench.command:command"),
+        CommandEntry(
+            name="talk", summary="speak with a server and hear its answers", target="omni_server.talk.command:command"
+        ),
     ]
 
 
@@ -34,6 +37,7 @@ def omni_routes(context: ServerContext) -> Iterable[BaseRoute]:
         page,
         profiler,
         realtime,
+        realtime_http,
         speech,
         speech_stream,
         status,
@@ -53,6 +57,7 @@ def omni_routes(context: ServerContext) -> Iterable[BaseRoute]:
         chat,
         transcriptions,
         realtime,
+        realtime_http,
         page,
     )
     return [route for module in modules for route in module.routes(context)]

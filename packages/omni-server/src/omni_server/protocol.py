@@ -170,7 +170,7 @@ def load_object(body: bytes | str) -> dict[str, Any]:
         RequestError: It is something else.
     """
     try:
-        data = json.loads(body, parse_constant=_refuse_constant)
+        data = json.loads(body, parse_constant=refuse_constant)
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError too
         raise RequestError(f"the body is not valid JSON: {str(error)[:200] or 'nested too deeply'}") from error
     if not isinstance(data, dict):
@@ -191,7 +191,8 @@ def validated(model: type[Model], data: dict[str, Any]) -> Model:
         raise _as_request_error(model, error) from error
 
 
-def _refuse_constant(name: str) -> float:
+def refuse_constant(name: str) -> float:
+    """Refuse NaN and the infinities, which Python reads and writes, and other readers of JSON do not take."""
     raise ValueError(f"{name} is not JSON")
 
 
@@ -231,5 +232,5 @@ def _as_request_error(model: type[BaseModel], error: ValidationError) -> Request
 
 
 def _did_you_mean(name: str, model: type[BaseModel]) -> str:
-    close = difflib.get_close_matches(name, model.model_fields, n=1)
+    close = difflib.get_close_matches(name[:100], model.model_fields, n=1)  # it takes time by length
     return f"did you mean `{close[0]}`?" if close else ""

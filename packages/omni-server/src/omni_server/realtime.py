@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -18,7 +19,10 @@ from starlette.routing import BaseRoute, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from omni_core.errors import OmniError, RequestError
+from omni_server.client_secrets import SETTINGS_KEY
 from omni_server.context import ServerContext
+from omni_server.errors import request_id, unexpected_message
+from omni_server.protocol import refuse_constant
 from omni_server.status import check_model
 from omni_server.streaming import ClientGoneError
 from omni_server.web_socket import CloseCode, EventSocket, SlowClientError, SocketEndError, is_origin_allowed
@@ -41,6 +45,7 @@ BETA_HEADER = "realtime=v1"
 BETA_PROTOCOL = "openai-beta.realtime-v1"
 OMNI_PROTOCOL = "omni.duplex.v1"
 LIVE_PATH = "/v1/live/sessions"
+_ESCAPED_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def routes(context: ServerContext) -> list[BaseRoute]:
@@ -54,6 +59,21 @@ def routes(context: ServerContext) -> list[BaseRoute]:
             await socket.close(CloseCode.POLICY, "this origin may not connect")
 
     return [WebSocketRoute(path, talk) for path in ("/v1/realtime", "/v1/duplex", LIVE_PATH)]
+
+
+def sessions_of(context: ServerContext) -> SessionManager:
+    """Return the sessions of this process.
+
+    Raises:
+        RequestError: The served model has none.
+    """
+    if context.state.sessions is None:
+        raise RequestError(
+            "the served model has no realtime sessions",
+            param="model",
+            hint="serve a pipeline with a duplex plugin and session_mode: duplex",
+        )
+    return context.state.sessions
 
 
 def choose_dialect(socket: WebSocket) -> Callable[[], GaDialect]:
@@ -93,7 +113,10 @@ class RealtimeConnection:
     async def run(self) -> None:
         """Serve the connection until one of the two sides ends it."""
         await self._socket.accept()
-        code, reason = 1000, ""
+        code, reason = (
+            int(CloseCode.INTERNAL),
+            unexpected_message(request_id(self._raw.scope)),
+        )  # unless something better is known
         try:
             code, reason = await self._serve()
         except SocketEndError as end:
@@ -113,13 +136,7 @@ class RealtimeConnection:
                 await self._socket.close(code, reason)  # type: ignore[arg-type]
 
     async def _serve(self) -> tuple[int, str]:
-        manager = self._context.state.sessions
-        if manager is None:
-            raise RequestError(
-                "the served model has no realtime sessions",
-                param="model",
-                hint="serve a pipeline with a duplex plugin and session_mode: duplex",
-            )
+        manager = sessions_of(self._context)
         if self._context.state.draining:
             raise SocketEndError(CloseCode.RESTART, "this server is shutting down")
         check_model(self._context, self._query.get("model"))
@@ -138,7 +155,11 @@ class RealtimeConnection:
             return await self._start(manager, dialect)
         if dialect.resumable and self._query.get("resume", "").lower() in ("1", "true"):
             return await self._resume(manager)
-        config = first_config(manager, self._query.get("model") or self._context.model_names[0])
+        given = dict(self._raw.scope.get("state", {}).get(SETTINGS_KEY, {}))
+        named = given.pop("model", None)
+        config = first_config(manager, self._query.get("model") or named or self._context.model_names[0])
+        if given:
+            config = dialect.begin_with(given, config, manager.capabilities)
         return await self._open(manager, dialect, config)
 
     async def _open(self, manager: SessionManager, dialect: GaDialect, config: SessionConfig) -> Attachment:
@@ -243,7 +264,7 @@ class RealtimeConnection:
         except RequestError as error:
             raise DuplexError("invalid_json", "a message is binary", hint="send JSON as text") from error
         try:
-            found = await anyio.to_thread.run_sync(json.loads, text) if len(text) > IN_THREAD_BYTES else json.loads(text)
+            found = await anyio.to_thread.run_sync(_load, text) if len(text) > IN_THREAD_BYTES else _load(text)
         except (ValueError, RecursionError) as error:
             raise DuplexError("invalid_json", f"a message is no JSON: {str(error)[:200]}") from error
         if not isinstance(found, dict):
@@ -260,6 +281,18 @@ class RealtimeConnection:
             body["client_event_id"] = self._cause
         with suppress(ClientGoneError):
             await self._socket.send({"type": "error", "event_id": "event_refused", "error": body})
+
+
+def _load(text: str) -> object:
+    """Return the JSON that a text is, without what others would not take from us: NaN, and halves of surrogate pairs.
+
+    Raises:
+        ValueError: It is no such JSON.
+    """
+    found: object = json.loads(text, parse_constant=refuse_constant)
+    if _ESCAPED_HALF.search(text):
+        json.dumps(found, ensure_ascii=False).encode()
+    return found
 
 
 def _body(error: OmniError) -> dict[str, object]:

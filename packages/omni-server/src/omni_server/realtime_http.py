@@ -23,7 +23,10 @@ NOT_HERE = {
     "/v1/realtime/calls": ("WebRTC and SIP calls are not served", "open a WebSocket at /v1/realtime"),
     "/v1/live/sessions": ("WebRTC sessions are not served", "open a WebSocket at /v1/live/sessions"),
     "/v1/realtime/sessions": ("the beta's way to a client secret is not served", "use POST /v1/realtime/client_secrets"),
-    "/v1/realtime/transcription_sessions": ("sessions that only transcribe are not served", "use POST /v1/audio/transcriptions"),
+    "/v1/realtime/transcription_sessions": (
+        "sessions that only transcribe are not served",
+        "use POST /v1/audio/transcriptions",
+    ),
 }
 """Paths of OpenAI's API that answer 501: why, and the way out."""
 
@@ -34,7 +37,7 @@ class ExpiresAfter(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     anchor: Literal["created_at"] = "created_at"
-    seconds: int = Field(600, ge=10, le=7200)
+    seconds: int = Field(default=600, ge=10, le=7200)
 
 
 class SecretRequest(BaseModel):
@@ -42,8 +45,8 @@ class SecretRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    expires_after: ExpiresAfter = ExpiresAfter()
-    session: dict[str, Any] = {}
+    expires_after: ExpiresAfter = Field(default_factory=ExpiresAfter)
+    session: dict[str, Any] = Field(default_factory=dict)
     """What sessions begin with: the `session` of a `session.update`."""
 
 
@@ -68,26 +71,27 @@ def _make(context: ServerContext, asked: SecretRequest) -> Response:
     Raises:
         RequestError: A setting cannot be used, or there are too many.
     """
+    from omni_duplex.protocol.ga import GaDialect
     from omni_duplex.protocol.settings import shown_session
     from omni_duplex.service import first_config
 
     manager = sessions_of(context)
-    if asked.session.get("type") == "transcription":
-        raise UnsupportedError(*NOT_HERE["/v1/realtime/transcription_sessions"][:1], param="session.type")
-    check_model(context, asked.session.get("model"))
-    if len(json.dumps(asked.session, separators=(",", ":")).encode()) > MAX_SESSION_BYTES:
+    session = asked.session
+    if session.get("type") == "transcription":
+        reason, hint = NOT_HERE["/v1/realtime/transcription_sessions"]
+        raise UnsupportedError(reason, hint=hint, param="session.type")
+    model = session.get("model", context.model_names[0])
+    check_model(context, model if isinstance(model, str) else str(model))
+    if len(json.dumps(session, separators=(",", ":")).encode()) > MAX_SESSION_BYTES:
         raise RequestError(
             f"the settings have more than {MAX_SESSION_BYTES} bytes",
             param="session",
             hint="leave the long ones to the client's session.update",
         )
-    config, formats = begin_with(asked.session, first_config(manager, context.model_names[0]), manager.capabilities)
+    dialect = GaDialect()
+    config = dialect.begin_with(session, first_config(manager, model), manager.capabilities)
     manager.model.validate(config)
     expires_at = int(time.time()) + asked.expires_after.seconds
-    value = ClientSecrets(context.settings.api_key).make(expires_at, asked.session)
-    session = shown_session(f"sess_{uuid.uuid4().hex}", config, formats, expires_at=0)
-    return JSONResponse({"value": value, "expires_at": expires_at, "session": session})
-
-
-def begin_with(session: Any, config: Any, capabilities: Any) -> Any:
-    raise NotImplementedError
+    value = ClientSecrets(context.settings.api_key).make(expires_at, session)
+    shown = shown_session(f"sess_{uuid.uuid4().hex}", config, dialect.formats, None)
+    return JSONResponse({"value": value, "expires_at": expires_at, "session": shown})

@@ -15,6 +15,7 @@ import asyncio
 import logging
 from typing import Any
 
+import anyio.to_thread
 from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket
 
@@ -24,7 +25,7 @@ from omni_server.encoders import FORMATS
 from omni_server.errors import log_service_error, request_id, unexpected_message
 from omni_server.protocol import SessionConfig, load_object, validated
 from omni_server.speaker import Speaker
-from omni_server.speech import prepare_speech
+from omni_server.speech import LARGE_BODY_BYTES, prepare_speech
 from omni_server.streaming import ClientGoneError
 from omni_server.text_pieces import MAX_PIECE_CHARS, PieceSplitter
 from omni_server.web_socket import CloseCode, EventSocket, SlowClientError, SocketEndError, is_origin_allowed
@@ -39,6 +40,8 @@ MAX_CONFIG_BYTES = 4 * 1024 * 1024
 MAX_MESSAGE_BYTES = 128 * 1024
 MAX_PENDING_CHARS = 256 * 1024
 """Characters of a connection that are not spoken yet."""
+MAX_PENDING_UTTERANCES = 1024
+"""Utterances of a connection that have no `session.done` yet."""
 _PROBE = "Hello."
 """A text that stands for those to come when a configuration is checked."""
 
@@ -148,7 +151,7 @@ class SpeechSession:
         except RequestError as error:
             raise SocketEndError(CloseCode.POLICY, "the first message is not session.config", error) from error
         try:
-            message = load_object(text)
+            message = await _parsed(text)
             if message.get("type") != "session.config":
                 raise ConflictingMessageError("the first message must be session.config", param="type")
             await self._configure(message)
@@ -157,7 +160,7 @@ class SpeechSession:
 
     async def _configure(self, message: dict[str, Any]) -> None:
         """Take a configuration: everything is checked and fetched now, so that every sentence has the same voice."""
-        config = validated(SessionConfig, message)
+        config = await anyio.to_thread.run_sync(validated, SessionConfig, message)
         name = config.response_format or "wav"
         streams = config.stream_audio
         if streams is None:
@@ -195,7 +198,7 @@ class SpeechSession:
                 raise SocketEndError(CloseCode.EXPIRED, what, SessionTimeoutError(what)) from error
 
     async def _handle(self, text: str) -> None:
-        message = load_object(text)
+        message = await _parsed(text)
         kind = message.get("type")
         if kind != "session.config" and len(text.encode("utf-8", "surrogatepass")) > MAX_MESSAGE_BYTES:
             what = f"a message has more than {MAX_MESSAGE_BYTES} bytes"
@@ -208,6 +211,7 @@ class SpeechSession:
             case "input.text":
                 self._input(message)
             case "input.done":
+                self._check_backlog()
                 self._done()
             case "input.cancel":
                 self._cancel()
@@ -234,6 +238,11 @@ class SpeechSession:
             raise BackpressureError(what, param="text", hint="send it again when some of them are spoken")
         self._has_text = self._has_text or bool(text)
         self._say(self._splitter.push(text))
+
+    def _check_backlog(self) -> None:
+        if self._utterance - self._speaker.undone >= MAX_PENDING_UTTERANCES:
+            what = f"{MAX_PENDING_UTTERANCES} utterances wait to be spoken, so that this one does not end yet"
+            raise BackpressureError(what, param="type", hint="send input.done again when some of them are spoken")
 
     def _done(self) -> None:
         """End the utterance: what is left is a sentence too."""
@@ -272,3 +281,8 @@ class SpeechSession:
         self._utterance += 1
         self._sentences = 0
         self._has_text = False
+
+
+async def _parsed(text: str) -> dict[str, Any]:
+    """Return the JSON object that a message is, read in a thread where it is long."""
+    return await anyio.to_thread.run_sync(load_object, text) if len(text) > LARGE_BODY_BYTES else load_object(text)

@@ -86,6 +86,10 @@ class TranscriptionEndpoint:
             form, data = await self._read(request, stack)
         check_model(self.context, form.model)
         seconds = await anyio.to_thread.run_sync(_duration, data)
+        if seconds is None and form.response_format == "verbose_json":
+            raise RequestError(
+                "the duration of `file` cannot be read", param="response_format", hint="ask for json, or send wav"
+            )
         dialogue = self._dialogue(chat, form, data, task)
         if form.stream:
             return LiveAnswer(lambda send: _stream(dialogue, request.scope, send))
@@ -192,10 +196,6 @@ def _response(form: TranscriptionForm, task: str, text: str, seconds: float | No
         return PlainTextResponse(text + "\n")
     body: dict[str, Any] = {"text": text, "usage": _usage(usage)}
     if form.response_format == "verbose_json":
-        if seconds is None:
-            raise RequestError(
-                "the duration of `file` cannot be read", param="response_format", hint="ask for json, or send wav"
-            )
         language = "english" if task == "translate" else form.language or "unknown"
         body = {"task": task, "language": language, "duration": seconds, "text": text}
         body["usage"] = {"type": "duration", "seconds": seconds}

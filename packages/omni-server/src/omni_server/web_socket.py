@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import re
 from enum import IntEnum
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,7 +23,10 @@ logger = logging.getLogger(__name__)
 
 MAX_FRAME_BYTES = 1 << 20
 """Bytes of one binary frame: the most that common clients accept unless they are told otherwise."""
+MAX_REASON_BYTES = 123
+"""Bytes of a close frame's reason."""
 _CLOSE_TIMEOUT_S = 5.0
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 class CloseCode(IntEnum):
@@ -96,6 +100,8 @@ class EventSocket:
             ClientGoneError: The client left, or takes nothing any more.
         """
         text = json.dumps(event, ensure_ascii=False, separators=(",", ":"))
+        if not text.isascii() and _HALF.search(text):  # what a client said in halves of pairs goes back as it came, escaped
+            text = json.dumps(event, separators=(",", ":"))
         await self._put({"type": "websocket.send", "text": text})
 
     async def send_audio(self, data: bytes) -> None:
@@ -117,7 +123,7 @@ class EventSocket:
             return
         with contextlib.suppress(TimeoutError, WebSocketDisconnect, RuntimeError):
             async with asyncio.timeout(_CLOSE_TIMEOUT_S):
-                await self._socket.close(code, reason[:100])
+                await self._socket.close(code, reason.encode("utf-8", "replace")[:MAX_REASON_BYTES].decode("utf-8", "ignore"))
 
     async def _put(self, message: dict[str, Any]) -> None:
         stall_s = streaming.SEND_STALL_S
@@ -128,6 +134,8 @@ class EventSocket:
             raise SlowClientError(f"it took no byte for {stall_s:g} s") from error
         except WebSocketDisconnect as error:
             raise ClientGoneError(f"code {error.code}") from error
+        except RuntimeError as error:  # how Starlette and uvicorn say that the connection was closed meanwhile
+            raise ClientGoneError(str(error)) from error
 
 
 def is_origin_allowed(socket: WebSocket, allowed: tuple[str, ...]) -> bool:
@@ -138,4 +146,7 @@ def is_origin_allowed(socket: WebSocket, allowed: tuple[str, ...]) -> bool:
     origin = socket.headers.get("origin")
     if origin is None or "*" in allowed or origin in allowed:
         return True
-    return urlsplit(origin).netloc.lower() == socket.headers.get("host", "").lower()
+    try:
+        return urlsplit(origin).netloc.lower() == socket.headers.get("host", "").lower()
+    except ValueError:  # no browser writes such an origin
+        return False

@@ -41,24 +41,31 @@ class Pair:
 
     def __init__(self, way: Way, folder: str) -> None:
         self.way = way
+        self._processes: list[subprocess.Popen[bytes]] = []
+        try:
+            self._begin(folder)
+        except BaseException:  # a pair of which one side does not start leaves no other; raised again
+            self.close()
+            raise
+
+    def _begin(self, folder: str) -> None:
         here, there = socket.socketpair()
         with here, there:
             self._sender = self._start(Role.SENDER, folder, here)
-            self._processes = [self._sender]
             self._wait_for(self._sender, START_S)
-            if way.name != MEMCPY:
-                receiver = self._start(Role.RECEIVER, folder, there)
-                self._processes.append(receiver)
-                self._wait_for(receiver, START_S)
+            if self.way.name != MEMCPY:
+                self._wait_for(self._start(Role.RECEIVER, folder, there), START_S)
 
     def _start(self, role: Role, folder: str, link: socket.socket) -> subprocess.Popen[bytes]:
         task = {"way": asdict(self.way), "role": role, "folder": folder, "fd": link.fileno()}
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-m", "omni_connectors.bench.end", json.dumps(task)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=[link.fileno()],
         )
+        self._processes.append(process)
+        return process
 
     def _wait_for(self, process: subprocess.Popen[bytes], timeout_s: float) -> dict[str, Any]:
         assert process.stdout is not None

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from omni_connectors.mooncake.store import FULL, NO_MASTER, NOT_FOUND, StoreClient, refuse
+from omni_connectors.mooncake.store import FULL, NO_MASTER, NOT_FOUND, TRANSFER_FAILED, StoreClient, refuse
 from omni_core.connector import ConnectorEdge, ConnectorError, ConnectorFull, PayloadTooLarge, StoreGone
 from omni_core.payload import EncodedPayload, Payload
 
@@ -166,6 +166,9 @@ class Outbox:
                 place = memory.ctypes.data + start
                 code = int(client.note(client.store.put_from(keys[entry.parts], place, length, client.placement)))
                 entry.parts += code == 0
+            if code == TRANSFER_FAILED:
+                # Raised here, so that the memory is kept, which the library may still read.
+                refuse(code, f"a payload of {encoded.nbytes} bytes cannot be put", self._edge)
         with self._changed:
             entry.written = code == 0
             if key not in self._entries:

@@ -59,18 +59,29 @@ class Receiver:
         return decode_payload(data)
 
     def _link(self, replica: int, deadline: float) -> _Link:
+        self._look_at(replica)
+        # A sender that was started again listens at the same address.
         link = self._links.get(replica)
-        if link is not None and link.ended():
-            # A sender that was started again listens at the same address.
-            del self._links[replica]
-            link.close()
-            link = None
         if link is None:
             link = self._links[replica] = _Link(self._edge, replica, deadline, self._wake)
         return link
 
+    def _look_at(self, replica: int) -> None:
+        """Give up a link whose sender is gone, and areas that a sender has given up; called with the lock."""
+        link = self._links.get(replica)
+        if link is not None and link.ended():
+            del self._links[replica]
+            link.close()
+
     def health(self) -> Mapping[str, Any]:
         """Return how many senders are connected. Payloads in flight are counted by their sender."""
+        # An end that gets no handles for a while keeps no memory of its senders either.
+        if self._lock.acquire(blocking=False):
+            try:
+                for replica in list(self._links):
+                    self._look_at(replica)
+            finally:
+                self._lock.release()
         views = sum(link.views for link in list(self._links.values()))
         return {"in_flight": 0, "bytes_in_flight": 0, "in_use": views, "peers": len(self._links)}
 

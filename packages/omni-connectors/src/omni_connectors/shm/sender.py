@@ -103,6 +103,7 @@ class Sender:
             )
         entry = _Entry(next(self._ids), request_id, encoded.nbytes)
         with self._changed:
+            self._check_open()
             self._entries[entry.payload_id] = entry
             self._look_at_oldest()
             try:

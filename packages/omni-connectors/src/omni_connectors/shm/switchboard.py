@@ -141,7 +141,12 @@ class Switchboard:
                 sock.send(wire.encode_message(wire.Gone(area)))
 
     def _pass_memory(self, sock: socket.socket, area: int) -> None:
-        fd = self._listener.memory_of(area)
+        try:
+            fd = self._listener.memory_of(area)
+        except OSError as error:
+            # No descriptor is free. It costs this payload alone: a receiver that is dropped loses what it still looks at.
+            logger.warning("connector %s cannot pass memory: %s", self._edge.name, error)
+            fd = None
         if fd is None:
             sock.send(wire.encode_message(wire.Gone(area)))
             return

@@ -12,8 +12,9 @@ from omni_core.errors import DeadlineError, ServiceError
 
 MAX_MESSAGE_BYTES = 256 << 20
 """No message is longer; a longer length is a broken stream."""
-MAX_BUFFERED_BYTES = 64 << 20
-"""What `post` may leave unsent for a peer that does not read."""
+MAX_BUFFERED_BYTES = 4 * MAX_MESSAGE_BYTES
+"""What `post` may leave unsent for a peer that does not read. A few of the longest messages are no sign of that: they take a
+while on a slow line, and other requests go on meanwhile."""
 SEND_TIMEOUT_S = 30.0
 
 _LENGTH = 4
@@ -89,7 +90,7 @@ class Channel(Generic[T]):
             return None
         try:
             return self._decoder.decode(data)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise ServiceError(f"a message cannot be read: {error}", where=self.peer) from error
 
     def abort(self) -> None:

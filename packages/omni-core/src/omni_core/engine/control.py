@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
@@ -44,7 +45,8 @@ class Control:
         """The lasting calls that each stage was told last, in their order."""
         self._trained: set[int] = set()
         """Stages with weights, whole or in part, that came from a trainer."""
-        self._numbers = itertools.count()
+        # A stage of a worker may still answer the head before this one, which must not be taken for an answer to this one.
+        self._numbers = itertools.count(secrets.randbits(60))
         self._waiting: dict[int, tuple[StageProcess, asyncio.Future[Any]]] = {}
 
     async def call(self, stage_id: int, method: str, arguments: Mapping[str, Any], timeout_s: float) -> list[Any]:
@@ -59,11 +61,12 @@ class Control:
         if (pool := self._pools.get(stage_id)) is None:
             known = ", ".join(map(str, sorted(self._pools)))
             raise NotFoundError(f"there is no stage {stage_id}", param="stage_ids", hint=f"the stages are {known}")
-        for replica in pool.replicas:
+        members = pool.members
+        for replica in members:
             if replica.state is not StageState.READY:
                 raise replica.dead_error()
         _check_arguments(method, arguments)
-        processes = [replica.process for replica in pool.replicas]
+        processes = [replica.process for replica in members]
         was_paused = stage_id in self.paused
         self._note_pause(stage_id, _HOLDS.get(method, was_paused))
         answers = await asyncio.gather(

@@ -70,6 +70,15 @@ class Window:
             self.acknowledged += 1
             self._room.release()
 
+    def give_back(self) -> None:
+        """Take back the number that `enter` gave last: nothing is sent with it."""
+        self.sent -= 1
+        self._room.release()
+
+    def let_one_in(self) -> None:
+        """Let the first one that waits go on without room, to see that it waits in vain."""
+        self._room.release()
+
 
 class _End:
     """A connector and its thread."""
@@ -118,9 +127,12 @@ class _End:
         await self._call(lambda connector: None)
 
     def forget(self, request_id: str) -> None:
-        """Free what is left of a request: at once, since a put may wait for just that room, and behind the calls in line."""
+        """Free what is left of a request: at once, since a put may wait for just that room, and behind the calls in line.
+
+        Neither is waited for: a connector may have to ask a store, and the loop has other requests and heartbeats.
+        """
         if self._connector is not None:
-            self._connector.cleanup(request_id)
+            asyncio.get_running_loop().run_in_executor(None, self._connector.cleanup, request_id)
             self._thread.submit(self._connector.cleanup, request_id)
 
     async def close(self) -> None:

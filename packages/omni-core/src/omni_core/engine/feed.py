@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from omni_core.engine.edge import Window
 from omni_core.engine.messages import READER, Push
-from omni_core.errors import NotFoundError, RequestError
+from omni_core.errors import DeadlineError, NotFoundError, RequestError
 from omni_core.payload import Payload, encode_payload
 
 if TYPE_CHECKING:
@@ -23,18 +23,24 @@ MAX_PAYLOAD_BYTES = 4 * 1024 * 1024
 
 
 class Feed:
-    """One request's input as it arrives. `push` waits until the request has begun and while too much is under way."""
+    """One request's input as it arrives. `push` waits until the request has begun and while too much is under way.
 
-    def __init__(self) -> None:
+    Args:
+        timeout_s: Longest wait for the request to begin.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
         self._window = Window(WINDOW)
         self._flight: Flight | None = None
         self._known = asyncio.Event()
-        self._ended = False
+        self._is_whole = False
+        """Whether the last payload was sent."""
 
     @property
     def is_waiting(self) -> bool:
         """Whether the entry stage has everything that came so far, so that only the caller can bring more."""
-        return not self._ended and self._window.acknowledged == self._window.sent
+        return not self._is_whole and self._window.acknowledged == self._window.sent
 
     def bind(self, flight: Flight) -> None:
         """Take the request that this feeds, when its entry stage is open."""
@@ -43,8 +49,9 @@ class Feed:
 
     def close(self) -> None:
         """Let nobody wait any more: the request has ended."""
-        self._ended = True
+        self._flight = None
         self._known.set()
+        self._window.let_one_in()
 
     def acknowledge(self) -> None:
         """Note that the entry stage has taken a payload."""
@@ -56,18 +63,31 @@ class Feed:
         Raises:
             NotFoundError: The request has ended.
             RequestError: The payload is too long, or the last one was sent already.
-            DeadlineError: There was no room until the request's deadline.
+            DeadlineError: There was no room until the request's deadline, or it did not begin.
         """
         data = encode_payload(payload)
         if len(data) > MAX_PAYLOAD_BYTES:
             raise RequestError(f"a payload of {len(data)} bytes is more than {MAX_PAYLOAD_BYTES}", hint="send smaller ones")
-        await self._known.wait()
-        flight = self._flight
-        if flight is None or flight.ended or self._ended:
-            raise NotFoundError("the request has ended", hint="look at its outputs for the reason")
-        sequence = await self._window.enter(flight.deadline, "a payload for the entry stage")
-        if flight.ended:
-            raise NotFoundError("the request has ended", hint="look at its outputs for the reason")
-        self._ended = final
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._known.wait()
+        except TimeoutError:
+            hint = "take its outputs, which begins it"
+            raise DeadlineError(f"the request did not begin within {self._timeout_s:g} s", hint=hint) from None
+        sequence = await self._window.enter(self._open_flight().deadline, "a payload for the entry stage")
+        try:
+            flight = self._open_flight()
+        except (NotFoundError, RequestError):
+            self._window.give_back()  # which wakes the next one that waits in vain
+            raise
+        self._is_whole = final
         for stage_id in flight.entries:
             flight.opened[stage_id].post(Push(flight.id, READER, sequence, data, final))
+
+    def _open_flight(self) -> Flight:
+        """Return the request, which takes more."""
+        if self._flight is None or self._flight.ended:
+            raise NotFoundError("the request has ended", hint="look at its outputs for the reason")
+        if self._is_whole:
+            raise RequestError("the last payload was sent before", hint="send what comes later as another request")
+        return self._flight

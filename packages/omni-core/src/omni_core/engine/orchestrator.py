@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,7 @@ from omni_core.engine.outputs import output_of
 from omni_core.engine.replicas import Launcher, Replica, ReplicaPool, make_pool, start_all
 from omni_core.engine.run_dir import RunDir
 from omni_core.engine.stage_process import StageProcess
+from omni_core.engine.witnesses import Witnesses
 from omni_core.errors import (
     DeadlineError,
     NotFoundError,
@@ -95,10 +96,8 @@ class Orchestrator:
         self._flights: dict[str, Flight] = {}
         self.control = Control(self._pools)
         """Calls of operators to stages."""
-        self.on_death: list[Callable[[int, int, str], None]] = []
-        """Called with the stage, the replica and the reason when a process that was ready is gone."""
-        self.on_return: list[Callable[[], None]] = []
-        """Called when the process of a replica that was gone is ready again; `health` tells which ones are."""
+        self.witnesses = Witnesses(returns=[self._admission.let_in])
+        """Who is told of replicas that go and come back."""
         self._numbers = itertools.count()
         self._accepting = False
         self._idle = asyncio.Event()
@@ -123,7 +122,7 @@ class Orchestrator:
             slots = int(self.pipeline.values.get("active_stream_window") or 0)
             meeting = None if self._head is None else await self._head.open()
             launcher = Launcher(self._run_dir, self._context, self._platform, self.options, slots, meeting, self.control)
-            told = (self._take, self._note_death, self._note_return)
+            told = (self._take, self._note_death, self.witnesses.returned)
             for stage in self.pipeline.stages:
                 self._pools[stage.stage_id] = make_pool(stage, launcher, self._head, *told)
             await start_all(self._replicas(), self.options.init_timeout_s)
@@ -206,10 +205,6 @@ class Orchestrator:
     def run_dir(self) -> str | None:
         """The folder with sockets and logs, once there is one."""
         return self._run_dir.path if self._run_dir is not None else None
-
-    def facts(self, stage_id: int) -> Mapping[str, Any]:
-        """Return what a stage told when it became ready, such as `sample_rate`."""
-        return self._pools[stage_id].replicas[0].process.facts
 
     # A request's life
 
@@ -389,18 +384,11 @@ class Orchestrator:
         self.control.note_death(process)
         self._observer.died(process)
         self._end_users(process)
-        for told in self.on_death:
-            told(process.stage.stage_id, process.replica, process.reason)
+        self.witnesses.died(process)
         stage_id = process.stage.stage_id
         if not self._pools[stage_id].ready:
             for flight in [f for f in self._flights.values() if stage_id in f.stages and stage_id not in f.opened]:
                 self._end(flight, self._pools[stage_id].dead_error())
-
-    def _note_return(self) -> None:
-        """Let requests begin for which there was no replica, and tell who places sessions."""
-        self._admission.let_in()
-        for told in self.on_return:
-            told()
 
     def _end_users(self, process: StageProcess) -> None:
         hint = self._pools[process.stage.stage_id].hint_after(process)

@@ -20,7 +20,7 @@ from omni_core.engine.messages import FromHost
 from omni_core.engine.options import EngineOptions, LbPolicy
 from omni_core.engine.run_dir import RunDir
 from omni_core.engine.stage_process import StageProcess, StageState
-from omni_core.errors import OmniError, StageDeadError, StageStartError
+from omni_core.errors import OmniError, RequestError, StageDeadError, StageStartError
 from omni_core.platforms import Platform
 from omni_core.stage import ResolvedStage
 
@@ -263,6 +263,11 @@ class ReplicaPool:
         return [replica.process for replica in self.replicas if replica.state is StageState.READY]
 
     @property
+    def members(self) -> list[Replica]:
+        """The replicas that have to do what an operator asks of the stage."""
+        return self.replicas
+
+    @property
     def has_room(self) -> bool:
         """Whether a further request would run at once."""
         return any(process.has_room for process in self.ready)
@@ -280,8 +285,15 @@ class ReplicaPool:
 
         Raises:
             StageDeadError: None is ready, or not that one.
+            RequestError: There is no such replica.
         """
         if wanted is not None:
+            if not 0 <= wanted < len(self.replicas):
+                raise RequestError(
+                    f"stage {self.stage.name} has no replica {wanted}",
+                    param="replicas",
+                    hint=f"choose one from 0 to {len(self.replicas) - 1}",
+                )
             replica = self.replicas[wanted]
             if replica.state is not StageState.READY:
                 raise replica.dead_error()
@@ -336,7 +348,7 @@ def make_pool(
 ) -> ReplicaPool:
     """Return a stage's pool: of replicas that start here, or of those that workers bring to `head`."""
     if head is not None and head.is_remote(stage.stage_id):
-        return head.pool(stage, launcher.options, on_message, on_death, on_ready)
+        return head.pool(stage, launcher.options, on_message, on_death, on_ready, launcher.control)
     replicas = local_replicas(stage, launcher, on_message, on_death, on_ready)
     return ReplicaPool(stage, replicas, launcher.options.lb_policy)
 

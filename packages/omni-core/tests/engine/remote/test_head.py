@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ import msgspec
 import pytest
 import zmq.asyncio
 
+from omni_core import __version__
 from omni_core.engine.options import EngineOptions
 from omni_core.engine.remote import head as head_module
 from omni_core.engine.remote import join as join_module
@@ -117,15 +119,44 @@ async def test_other_version_is_refused_with_both_versions(caplog: pytest.LogCap
     assert "protocol 2 of Omni 9.9" in caplog.text
 
 
-@pytest.mark.parametrize("data", [b"", b"\xc1\xc1", msgspec.msgpack.encode({"type": "Hello"})], ids=["empty", "noise", "part"])
+HELLO = {"type": "Hello", "protocol": messages.PROTOCOL, "version": __version__}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xc1\xc1",
+        msgspec.msgpack.encode({"type": "Hello"}),
+        msgspec.msgpack.encode(HELLO)[:-1] + b"\xa5nonce" + b"\x91" * 100_000,
+        msgspec.msgpack.encode({**HELLO, "nonce": bytes(900_000)}),
+        msgspec.msgpack.encode({**HELLO, "nonce": b""}),
+    ],
+    ids=["empty", "noise", "part", "deep", "long nonce", "no nonce"],
+)
 async def test_message_that_cannot_be_read_is_answered_and_ends_nothing(data: bytes) -> None:
     """SB-07: a worker that speaks nonsense hears so at once."""
     async with desk() as found:
         (answer,) = await found.ask(data)
+        assert found.head._nonces == {}  # what anybody can send takes no room
         after = await found.register()
 
     assert isinstance(answer, Refused)
     assert isinstance(after, Welcome)
+
+
+async def test_nobody_writes_lines_of_their_own_into_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """SB-10: what is logged of a stranger is one line, and no long one."""
+    async with desk() as found:
+        answers = [
+            await found.register(token="another token", host="b\nERROR all is lost"),
+            *await found.ask(msgspec.msgpack.encode({"type": "Hello", "protocol": 2, "version": "9\nERROR all is lost"})),
+            *await found.ask(msgspec.msgpack.encode({"type": "Hello", "protocol": 2, "version": "9" * 500_000})),
+        ]
+
+    assert all(isinstance(answer, Refused) for answer in answers)
+    assert "all is lost" not in caplog.text
+    assert max(len(record.getMessage()) for record in caplog.records) < 1000
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [(TOKEN, "another token"), (TOKEN, ""), ("", TOKEN)])
@@ -239,6 +270,22 @@ async def test_seat_of_a_worker_that_never_connects_is_free_again(monkeypatch: p
         assert (await found.register()).replica == 0
 
 
+async def test_worker_that_connects_when_the_head_stops_is_not_kept() -> None:
+    """It would wait for a head that is gone, and never ask the next one."""
+    async with desk() as found:
+        link = await join_at(found)
+        late = await found.register()
+        await found.pools[1].stop()
+
+        reader, writer = await asyncio.open_connection("127.0.0.1", late.port)
+        writer.write(late.ticket)
+
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(), 10) == b""
+        writer.close()
+        link.channel.abort()
+
+
 async def test_taken_port_is_refused_with_the_flags() -> None:
     async with desk() as found:
         second = Head(fake_pipeline(), HeadOptions(frozenset({0}), found.address), FACTS, str)
@@ -317,6 +364,37 @@ async def test_worker_gives_up_where_nobody_is(monkeypatch: pytest.MonkeyPatch) 
             await join_at(found, nowhere, head_timeout_s=0.3)
 
     assert "--omni-master-port" in late.value.hint
+
+
+async def test_worker_that_reaches_one_of_the_heads_ports_only_says_which_one_it_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Firewalls let one port through and not the other, which the head takes anew at each start."""
+    monkeypatch.setattr(join_module, "PAUSE_S", 0.01)
+    async with desk() as found:
+        port = free_port()
+        monkeypatch.setattr(Head, "_port", property(lambda _: port))
+
+        with pytest.raises(DeadlineError, match=f"port {port} for stage messages at 127.0.0.1: the head answers, but"):
+            await join_at(found, head_timeout_s=0.5)
+
+
+async def test_slow_name_server_keeps_nobody_else_in_the_worker_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other replicas of the worker would miss their heartbeats."""
+    asked, answer = threading.Event(), threading.Event()
+
+    def look_up(host: str) -> list[str]:
+        asked.set()
+        assert answer.wait(5), "the loop stood still"
+        return [host]
+
+    monkeypatch.setattr(join_module, "addresses", look_up)
+    async with desk() as found:
+        joining = asyncio.create_task(join_at(found))
+        await async_wait_until(asked.is_set, "the question")  # the loop runs, or this would never be seen
+        answer.set()
+
+        (await joining).channel.abort()
 
 
 async def test_worker_waits_for_a_head_that_comes_later() -> None:

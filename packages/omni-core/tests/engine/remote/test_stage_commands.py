@@ -302,6 +302,31 @@ async def test_lost_stage_is_asked_for_again(monkeypatch: pytest.MonkeyPatch, ca
             await async_wait_until(lambda: "no worker runs stage 1" in caplog.text, "the hint")
 
 
+async def test_a_paused_stage_is_paused_in_a_worker_that_registers_later_and_one_that_left_hinders_no_call() -> None:
+    async with hosts() as place:
+        place.run(place.worker())
+        async with place.head() as orchestrator:
+            await orchestrator.control.call(1, "pause", {"mode": "keep"}, 20.0)
+            second = place.run(place.worker())
+            await async_wait_until(lambda: states(orchestrator) == ["ready"] * 3, "the second worker")
+
+            assert await orchestrator.control.call(1, "is_paused", {}, 20.0) == [True, True]
+            await stop(second)
+            await async_wait_until(lambda: "dead" in states(orchestrator), "the second worker to go")
+            await orchestrator.control.call(1, "resume", {}, 20.0)
+            await speaks(orchestrator)
+
+
+async def test_no_worker_joins_a_stage_whose_weights_a_trainer_changed() -> None:
+    async with hosts() as place:
+        place.run(place.worker(0))
+        async with place.head(own=frozenset({1})) as orchestrator:
+            await orchestrator.control.call(0, "start_weight_update", {}, 20.0)
+
+            with pytest.raises(ConfigError, match="a trainer changed the weights of this stage"):
+                await asyncio.wait_for(place.run(place.worker(0)), 30)
+
+
 async def test_operators_calls_reach_a_remote_stage() -> None:
     async with hosts() as place:
         place.run(place.worker(0))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -65,7 +64,7 @@ class Fields:
         if value is None:
             return default
         is_number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value) or not low <= value <= high:
+        if not is_number or not low <= value <= high:  # neither holds for NaN
             kind = "a whole number" if whole else "a number"
             raise bad(self.name(field), value, f"{kind} from {low:g} to {high:g}")
         return value

@@ -66,6 +66,16 @@ class GaDialect:
         self._validate: Callable[[SessionConfig, SessionConfig], None] = lambda old, new: None
         self._expires_at: int | None = None
 
+    def begin_with(self, session: object, config: SessionConfig, capabilities: Capabilities) -> SessionConfig:
+        """Return the settings that a session is opened with, given what a `session.update` would say of it.
+
+        Raises:
+            DuplexError: A field cannot be used.
+        """
+        changed, self.formats = read_patch(session, config, self.formats, capabilities)
+        self._spoken = self.formats
+        return changed
+
     def begin(self, session_id: str, capabilities: Capabilities, config: SessionConfig) -> None:
         """Take what the session is."""
         self.session_id = session_id

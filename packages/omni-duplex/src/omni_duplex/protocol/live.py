@@ -196,7 +196,9 @@ class LiveDialect(GaDialect):
     def _show_heard(self, event: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         start, end = self._speech.pop(event["item_id"], (self._ms(), self._ms()))
         times = {"start_ms": start, "end_ms": end}
-        return [{"type": "session.input_transcript.delta", "delta": event["transcript"], **times}] if event["transcript"] else []
+        return (
+            [{"type": "session.input_transcript.delta", "delta": event["transcript"], **times}] if event["transcript"] else []
+        )
 
     def _forget_speech(self, event: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         self._speech.pop(event["item_id"], None)

@@ -170,8 +170,11 @@ class SessionActor:
     async def _run(self) -> None:
         while self.session.life is not Life.CLOSED:
             event = await self._mailbox.get()
+            heard = self.session.heard
             try:
                 self._take(event)
+                if isinstance(event, ev.Append) and self.session.heard > heard:
+                    await self._listen(event.pcm)
             except Exception:  # a fault of ours must end this session, not leave it standing, deaf, with its slot
                 logger.exception("session %s: %s could not be handled", self.session.id, type(event).__name__)
                 if self.session.life in (Life.CLOSING, Life.CLOSED):
@@ -186,10 +189,17 @@ class SessionActor:
         now = self._clock.now()
         for effect in reduce(self.session, event, now):
             self._do(effect)
-        if isinstance(event, ev.Append) and self._ear is not None and not self.session.is_over:
-            for found in self._ear.push(event.pcm):
-                for effect in reduce(self.session, found, now):
-                    self._do(effect)
+
+    async def _listen(self, pcm: Samples) -> None:
+        """Look for speech in audio that was taken, with room for others in between: a client may append minutes at once."""
+        step = self.session.capabilities.input_rate
+        for begin in range(0, len(pcm), step):
+            if self._ear is None or self.session.is_over:
+                return
+            for found in self._ear.push(pcm[begin : begin + step]):
+                self._take(found)
+            if begin + step < len(pcm):
+                await asyncio.sleep(0)
 
     def _do(self, effect: ev.Effect) -> None:
         match effect:

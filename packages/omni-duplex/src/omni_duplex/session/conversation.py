@@ -5,6 +5,7 @@ from __future__ import annotations
 from omni_duplex.errors import DuplexError
 from omni_duplex.protocol.objects import item_object
 from omni_duplex.session import events as ev
+from omni_duplex.session import hearing
 from omni_duplex.session.state import Item, Session
 
 
@@ -12,17 +13,36 @@ def create(session: Session, event: ev.CreateItem, now: float) -> list[ev.Effect
     """Put an item where the client wants it; its own id is kept."""
     item = event.item
     item.id = item.id or session.new_id("item")
-    if session.find(item.id) is not None:
+    if session.find(item.id) is not None or item.id == session.input_item_id:  # that one is the user's, who still speaks
         raise DuplexError("item_id_exists", f"there is an item {item.id} already", "item.id", hint="leave the id out")
     if item.type == "function_call_output" and not _was_called(session, item.call_id):
         raise DuplexError("invalid_function_call_output", f"nothing was called as {item.call_id}", "item.call_id")
     index = _index_after(session, event.previous_item_id)
     before = session.items[index - 1].id if index else None
+    _check_room(session, item)
     session.items.insert(index, item)
+    hearing.bound_history(session)
     return [
         ev.Send({"type": f"conversation.item.{kind}", "previous_item_id": before, "item": item_object(item)})
         for kind in ("added", "done")
     ]
+
+
+def _check_room(session: Session, item: Item) -> None:
+    """Refuse an item that would make the conversation larger than one may be."""
+    limits = session.limits
+    chars = sum(map(_chars, session.items)) + _chars(item)
+    if len(session.items) >= limits.history_items or chars > limits.history_chars:
+        raise DuplexError(
+            "conversation_too_large",
+            f"a conversation may have {limits.history_items} items and {limits.history_chars} characters of text",
+            "item",
+            hint="delete items that are not needed any more",
+        )
+
+
+def _chars(item: Item) -> int:
+    return sum(len(part.text) for part in item.content) + len(item.arguments) + len(item.output)
 
 
 def _was_called(session: Session, call_id: str) -> bool:

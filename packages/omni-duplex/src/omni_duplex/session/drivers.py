@@ -15,7 +15,7 @@ from omni_core.errors import OmniError
 from omni_duplex.audio.framer import Framer
 from omni_duplex.batcher import Batcher
 from omni_duplex.errors import SERVER, DuplexError
-from omni_duplex.model import AudioIn, Capabilities, DuplexStream, Fence, Output, Samples
+from omni_duplex.model import AudioIn, Capabilities, DuplexStream, Fence, Output, Samples, TurnEnd
 from omni_duplex.session import events as ev
 from omni_duplex.session.clock import Clock, Handle
 
@@ -68,14 +68,19 @@ class Driver(ABC):
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _forward(self, outputs: AsyncIterator[Output], fence: Fence) -> None:
+    async def _forward(self, outputs: AsyncIterator[Output], fence: Fence) -> bool:
+        """Post what a model yields, or that it failed; return whether an answer of a turn has come to its end by that."""
+        ended = False
         try:
             async with aclosing(cast("Any", outputs)) as found:
                 async for output in found:
+                    ended = ended or isinstance(output, TurnEnd)
                     await self._post(ev.Produced(output))
         except Exception as error:  # a plugin's code may raise anything; it costs this session alone
             logger.exception("session %s: the model failed", fence.session_id)
             await self._post(ev.Failed(fence, as_duplex_error(error)))
+            return True
+        return ended
 
 
 class TurnDriver(Driver):
@@ -92,7 +97,10 @@ class TurnDriver(Driver):
     async def _respond(self, event: ev.Respond, before: asyncio.Task[Any] | None) -> None:
         if before is not None:
             await asyncio.gather(before, return_exceptions=True)
-        await self._forward(self._stream.respond(event.history, event.options, event.fence), event.fence)
+        if not await self._forward(self._stream.respond(event.history, event.options, event.fence), event.fence):
+            # Without an end the session would answer nothing more, and never be idle.
+            error = DuplexError("internal_error", "the model ended its answer without saying so", kind=SERVER)
+            await self._post(ev.Failed(event.fence, error))
 
     def interrupt(self, fence: Fence) -> None:
         """Stop the answer."""

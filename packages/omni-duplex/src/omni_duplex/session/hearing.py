@@ -134,7 +134,7 @@ def _commit(session: Session) -> list[ev.Effect]:
     session.items.append(item)
     session.input, session.input_item_id = Input.IDLE, ""
     _empty(session)
-    _bound_history(session)
+    bound_history(session)
     effects: list[ev.Effect] = [
         ev.Send({"type": "input_audio_buffer.committed", "previous_item_id": before, "item_id": item.id}),
         ev.Send({"type": "conversation.item.added", "previous_item_id": before, "item": item_object(item)}),
@@ -145,22 +145,20 @@ def _commit(session: Session) -> list[ev.Effect]:
     return effects
 
 
-def _bound_history(session: Session) -> None:
-    """Keep only the words of old turns whose audio would be too much."""
+def bound_history(session: Session) -> None:
+    """Keep only the words of old turns whose audio and images would be too much."""
     total = 0
     for item in reversed(session.items):
         for part in item.content:
-            if part.audio is None:
-                continue
-            total += part.audio.nbytes
+            total += len(part.image_url) + (0 if part.audio is None else part.audio.nbytes)
             if total > session.limits.history_audio_bytes and item is not session.items[-1]:
-                part.audio = None
+                part.audio, part.image_url = None, ""
 
 
 def transcribed(session: Session, event: ev.Transcribed, now: float) -> list[ev.Effect]:
     """Put the words of a user's item down, unless the item is gone."""
     item = session.find(event.item_id)
-    if item is None:
+    if item is None or not item.content:  # it is gone; a client may have made another one with its id
         return []
     base = {"item_id": item.id, "content_index": 0}
     kind = "conversation.item.input_audio_transcription"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from omni_duplex.errors import DuplexError
@@ -33,6 +33,15 @@ class Sent:
 
 class SlowConsumer(Exception):
     """More waits for the client than may."""
+
+
+def size_of(value: object) -> int:
+    """Return the characters of all texts in an event, however deep: transcripts, and the audio of an item that was asked for."""
+    if isinstance(value, (str, bytes)):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(size_of, value.values()))
+    return sum(map(size_of, value)) if isinstance(value, (list, tuple)) else 0
 
 
 class Journal:
@@ -97,18 +106,27 @@ class Channel:
         """Bytes that wait."""
         self.audio_s = 0.0
         """Seconds of audio that wait."""
+        self._largest = (0, 0.0)
+        """Most bytes and most seconds of one event since nothing waited."""
 
-    def add(self, sent: Sent) -> None:
-        """Let an event wait."""
+    def has_room(self, nbytes: int, audio_s: float) -> bool:
+        """Whether one more event may wait. The largest one does not count: models may give a whole answer at once."""
+        largest_bytes, largest_s = max(self._largest[0], nbytes), max(self._largest[1], audio_s)
+        return self.nbytes + nbytes - largest_bytes <= MAX_BYTES and self.audio_s + audio_s - largest_s <= MAX_AUDIO_S
+
+    def add(self, sent: Sent, *, counts: bool = True) -> None:
+        """Let an event wait; one that does not count takes no room."""
+        sent = sent if counts else replace(sent, nbytes=0, audio_s=0.0)
         self._waiting.append(sent)
         self.nbytes += sent.nbytes
         self.audio_s += sent.audio_s
+        self._largest = (max(self._largest[0], sent.nbytes), max(self._largest[1], sent.audio_s))
         self._wake.set()
 
     def clear(self) -> None:
         """Forget what waits."""
         self._waiting.clear()
-        self.nbytes, self.audio_s = 0, 0.0
+        self.nbytes, self.audio_s, self._largest = 0, 0.0, (0, 0.0)
 
     def hang_up(self, code: int, reason: str) -> None:
         """Close the socket once it has what waits now. The first reason counts."""
@@ -124,6 +142,8 @@ class Channel:
             sent = self._waiting.popleft()
             self.nbytes -= sent.nbytes
             self.audio_s = max(0.0, self.audio_s - sent.audio_s)
+            if not self._waiting:
+                self.clear()
             return sent.event
         assert self._hangup is not None, "the loop ended for it"
         return self._hangup
@@ -160,13 +180,13 @@ class Outbox:
         numbers: dict[str, Any] = {"event_id": f"event_{self._seq:06x}"}
         if self._numbered and event["type"] != "session.created":
             numbers["server_event_seq"] = self._seq
-        nbytes = _OVERHEAD + sum(len(value) for value in event.values() if isinstance(value, (str, bytes)))
+        nbytes = _OVERHEAD + size_of(event)
         sent = Sent(self._seq, {"type": event["type"], **numbers, **event}, nbytes, audio_s, now)
         if self.journal is not None:
             self.journal.add(sent)
         if not self._attached:
             return
-        if self.channel.nbytes + nbytes > MAX_BYTES or self.channel.audio_s + audio_s > MAX_AUDIO_S:
+        if not self.channel.has_room(nbytes, audio_s):
             raise SlowConsumer
         self.channel.add(sent)
 
@@ -187,8 +207,8 @@ class Outbox:
         self.channel, self._attached = Channel(), True
         if first is not None:
             self.tell(first)
-        for sent in replay:
-            self.channel.add(sent)
+        for sent in replay:  # the journal has limits of its own, and a client that comes back cannot have read it yet
+            self.channel.add(sent, counts=False)
         return self.channel
 
     def detach(self) -> None:

@@ -49,7 +49,11 @@ class Limits:
     max_pending_input_bytes_per_session: int = 16 * 1024**2
     max_pending_turns_per_session: int = 4
     history_audio_bytes: int = 64 * 1024**2
-    """Audio of the user that the conversation keeps; of older turns only the words are kept."""
+    """Audio and images of the user that the conversation keeps; of older turns only the words are kept."""
+    history_chars: int = 4 * 1024**2
+    """Characters of text in the conversation from which on a client may put nothing more into it."""
+    history_items: int = 10_000
+    """The same for its items."""
 
 
 PartType = Literal["input_text", "input_audio", "input_image", "output_text", "output_audio"]

@@ -7,7 +7,7 @@ import hashlib
 import logging
 import secrets
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import zmq
@@ -42,11 +42,16 @@ from omni_core.errors import ConfigError, OmniError
 from omni_core.plugins import plugin_manager
 from omni_core.stage import ResolvedPipeline, ResolvedStage
 
+if TYPE_CHECKING:
+    from omni_core.engine.control import Control
+
 logger = logging.getLogger(__name__)
 
 MAX_HANDSHAKES = 1024
 """Handshakes under way; the oldest is forgotten for a further one."""
 MAX_HANDSHAKE_BYTES = 1 << 20
+MAX_UNREAD = 8
+"""Messages of one connection that wait for the head, or for the worker."""
 ATTACH_TIMEOUT_S = 15.0
 """Longest time from a Welcome to the worker's connection."""
 FIRST_HINT_S = 5.0
@@ -98,11 +103,21 @@ class Head:
         on_message: Callable[[StageProcess, FromHost], None],
         on_death: Callable[[StageProcess], None],
         on_ready: Callable[[], None],
+        control: Control | None = None,
     ) -> RemotePool:
-        """Return the pool of a remote stage; from now on workers can register for it."""
+        """Return the pool of a remote stage; from now on workers can register for it.
+
+        Args:
+            stage: The stage.
+            options: Limits, and the choice of a replica.
+            on_message: As for a replica on this host, like the other two functions.
+            on_death: Called when a process that was ready is gone.
+            on_ready: Called when a replica is ready.
+            control: Who knows what operators told the stages.
+        """
         told = Told(on_message, on_death, on_ready)
         command = self._command(stage.stage_id)
-        pool = RemotePool(stage, options, told, self._options.heartbeat_timeout_s, command)
+        pool = RemotePool(stage, options, told, self._options.heartbeat_timeout_s, command, control)
         self._pools[stage.stage_id] = pool
         return pool
 
@@ -118,7 +133,10 @@ class Head:
         router = self._context.socket(zmq.ROUTER)
         router.setsockopt(zmq.LINGER, 0)
         router.setsockopt(zmq.IPV6, int(":" in ip))
+        # Whoever floods this port costs the head little memory: a few messages for each connection.
         router.setsockopt(zmq.MAXMSGSIZE, MAX_HANDSHAKE_BYTES)
+        router.setsockopt(zmq.RCVHWM, MAX_UNREAD)
+        router.setsockopt(zmq.SNDHWM, MAX_UNREAD)
         try:
             router.bind(f"tcp://[{ip}]:{address.port}" if ":" in ip else f"tcp://{ip}:{address.port}")
         except zmq.ZMQError as error:
@@ -209,6 +227,9 @@ class Head:
             ours = ", ".join(self._pipeline.files) or "none"
             hint = f"give every command the same model and the same --deploy-config (head: {ours}; worker: {files})"
             raise ConfigError(f"the worker's deployment differs from the head's in {different}", where=who, hint=hint)
+        if self._pools[stage_id].has_other_weights:
+            what = "a trainer changed the weights of this stage, and those of a worker that registers now are the checkpoint's"
+            raise ConfigError(what, where=who, hint="restart the head, or have its stages read their weights again first")
         stage = self._pools[stage_id].stage
         for edge in (*stage.inputs, *stage.outputs):
             other = edge.from_stage if edge.to_stage == stage_id else edge.to_stage

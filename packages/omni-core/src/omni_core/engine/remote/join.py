@@ -57,7 +57,7 @@ async def join(context: zmq.asyncio.Context, options: WorkerOptions, offer: Call
     Args:
         context: ZeroMQ's.
         options: Where the head is, and for how long to try.
-        offer: Returns what to register, with an empty proof.
+        offer: Returns what to register, with an empty proof. It is called in a thread, since it may look up names.
 
     Raises:
         ConfigError: The head refuses this worker, or is none that knows the token.
@@ -94,13 +94,13 @@ async def _try(context: zmq.asyncio.Context, options: WorkerOptions, offer: Call
     """Go through the handshake once; return why it is worth another try if it was not answered."""
     dealer = context.socket(zmq.DEALER)
     try:
-        _configure(dealer, options.address)
+        await _configure(dealer, options.address)
         nonce = secrets.token_bytes(NONCE_BYTES)
         answer = await _ask(dealer, Hello(nonce), options.address)
         if not isinstance(answer, Challenge):
             return _reason(answer, options.address)
         nonces = nonce + answer.nonce
-        answer = await _ask(dealer, prove(offer(), options.address.token, nonces), options.address)
+        answer = await _ask(dealer, prove(await asyncio.to_thread(offer), options.address.token, nonces), options.address)
         if not isinstance(answer, Welcome):
             return _reason(answer, options.address)
     finally:
@@ -108,21 +108,30 @@ async def _try(context: zmq.asyncio.Context, options: WorkerOptions, offer: Call
     if not is_proven(answer, options.address.token, nonces):
         where = f"the head at {options.address}"
         raise ConfigError("it does not know the token of this worker", where=where, hint="see who listens there")
-    channel: Channel[Any] = await connect_tcp(
-        options.address.host,
-        answer.port,
-        answer.ticket,
-        ToHost,
-        f"the head at {options.address}",
-        own_address=options.replica_address,
-        silence_s=options.heartbeat_timeout_s,
-    )
-    return Link(channel, answer.group, answer.replica)
+    return Link(await _connect(options, answer), answer.group, answer.replica)
 
 
-def _configure(dealer: zmq.asyncio.Socket, address: HeadAddress) -> None:
+async def _connect(options: WorkerOptions, answer: Welcome) -> Channel[Any]:
     try:
-        ip = addresses(address.host)[0]
+        return await connect_tcp(
+            options.address.host,
+            answer.port,
+            answer.ticket,
+            ToHost,
+            f"the head at {options.address}",
+            own_address=options.replica_address,
+            silence_s=options.heartbeat_timeout_s,
+        )
+    except OSError as error:
+        reason = error.strerror or "there was no answer"
+        where = f"port {answer.port} for stage messages at {options.address.host}"
+        raise ServiceError(f"the head answers, but there is no connection: {reason}", where=where) from error
+
+
+async def _configure(dealer: zmq.asyncio.Socket, address: HeadAddress) -> None:
+    try:
+        # In a thread: a name server may take its time, and other replicas of this worker have to be heard meanwhile.
+        ip = (await asyncio.to_thread(addresses, address.host))[0]
     except ConfigError as error:
         # Names of a cluster are known only once the head's container is there.
         raise ServiceError(error.message) from error

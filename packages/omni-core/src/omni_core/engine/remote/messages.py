@@ -27,20 +27,22 @@ NONCE_BYTES = 16
 SAME_VERSION = "install the same version of Omni for every command"
 TICKET_BYTES = 32
 
-Short = Annotated[str, msgspec.Meta(max_length=256)]
+Short = Annotated[str, msgspec.Meta(max_length=256, pattern=r"^[^\x00-\x1f\x7f]*$")]
+"""What anybody may send and the log shows: one line of it, and no long one."""
+Nonce = Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
 
 
 class Preamble(msgspec.Struct, frozen=True):
     """What can be read of a message of any protocol."""
 
     protocol: int = 0
-    version: str = ""
+    version: Short = ""
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
     """Begin a registration."""
 
-    nonce: bytes
+    nonce: Nonce
     protocol: int = PROTOCOL
     version: str = __version__
 
@@ -48,7 +50,7 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
 class Challenge(msgspec.Struct, frozen=True, tag=True):
     """Answer a Hello."""
 
-    nonce: bytes
+    nonce: Nonce
     protocol: int = PROTOCOL
     version: str = __version__
 
@@ -115,7 +117,7 @@ def decode(data: bytes, kind: Any, who: str) -> Any:
     """
     try:
         return msgspec.msgpack.decode(data, type=kind)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ServiceError(f"a message of {who} cannot be read: {error}", where=who) from error
 
 
@@ -123,7 +125,7 @@ def preamble(data: bytes) -> Preamble:
     """Return who speaks, whatever the rest of the message is; protocol 0 where that cannot be told."""
     try:
         return msgspec.msgpack.decode(data, type=Preamble)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         return Preamble()
 
 

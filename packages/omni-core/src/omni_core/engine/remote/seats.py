@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from omni_core.engine.channel import Channel
 from omni_core.engine.messages import FromHost, Heartbeat, Ready, Shutdown, StartFailed
@@ -13,8 +14,11 @@ from omni_core.engine.options import EngineOptions
 from omni_core.engine.remote.messages import Register
 from omni_core.engine.replicas import Replica, ReplicaPool
 from omni_core.engine.stage_process import StageProcess, StageState
-from omni_core.errors import ServiceError, StageDeadError, StageStartError
+from omni_core.errors import OmniError, ServiceError, StageDeadError, StageStartError
 from omni_core.stage import ResolvedStage
+
+if TYPE_CHECKING:
+    from omni_core.engine.control import Control
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +32,7 @@ class Told:
     on_message: Callable[[StageProcess, FromHost], None]
     on_death: Callable[[StageProcess], None]
     on_ready: Callable[[], None]
+    """Called when a replica takes requests."""
 
 
 class RemoteProcess(StageProcess):
@@ -39,15 +44,22 @@ class RemoteProcess(StageProcess):
         told: Whom to tell.
         silence_s: Seconds without a message after which it counts as dead.
         worker: What it registered with; None for a seat that nobody has taken yet.
+        on_ready: Called when it has loaded the stage.
     """
 
     def __init__(
-        self, stage: ResolvedStage, replica: int, told: Told, silence_s: float, worker: Register | None = None
+        self,
+        stage: ResolvedStage,
+        replica: int,
+        told: Told,
+        silence_s: float,
+        worker: Register | None = None,
+        on_ready: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(stage, replica, told.on_message, told.on_death)
         self.worker = worker
         self.pid = worker.pid if worker else None
-        self._told = told
+        self._on_ready = on_ready or told.on_ready
         self._silence = silence_s
 
     @property
@@ -66,17 +78,23 @@ class RemoteProcess(StageProcess):
         return self._silence
 
     def attach(self, channel: Channel[FromHost]) -> None:
-        """Use the connection that its worker has made."""
+        """Use the connection that its worker has made; one that comes too late is closed."""
+        if self.state is not StageState.STARTING:
+            channel.abort()
+            return
         self._channel = channel
         self._tasks += [asyncio.create_task(self._begin(channel)), asyncio.create_task(self._watch())]
 
     def kill(self, reason: str) -> None:
         """End the connection at once. The process is its worker's to end."""
         self.reason = self.reason or reason
-        if self._channel is not None:
-            self._channel.abort()
-        elif self.state is StageState.STARTING:
-            self.fail(self.reason)
+        if self._channel is None:
+            if self.state is StageState.STARTING:
+                self.fail(self.reason)
+            return
+        self._channel.abort()
+        # The end of a connection is noticed by who reads it, but this death must not depend on that.
+        asyncio.get_running_loop().call_soon(self._note_death)
 
     def dead_error(self, reason: str = "", hint: str = WAY_OUT) -> StageDeadError:
         """Return what requests that need this stage are told."""
@@ -103,7 +121,7 @@ class RemoteProcess(StageProcess):
                     case Ready(facts=facts, seconds=seconds):
                         self.facts, self.state = facts, StageState.READY
                         logger.info("stage %s ready on %s after %.1f s", self.name, self.host, seconds)
-                        self._told.on_ready()
+                        self._on_ready()
                         break
                     case StartFailed(fault=fault):
                         self.reason = fault.message
@@ -129,12 +147,20 @@ class RemoteReplica(Replica):
     def __init__(self, stage: ResolvedStage, number: int, pool: RemotePool) -> None:
         super().__init__(stage, number)
         self._pool = pool
+        self._returning: asyncio.Task[None] | None = None
+        """Tells the process what its stage was told before."""
         self._process = RemoteProcess(stage, number, pool.told, pool.silence_s)
 
     @property
     def process(self) -> RemoteProcess:
         """The present process."""
         return self._process
+
+    @property
+    def state(self) -> StageState:
+        """Where it is in its life."""
+        found = super().state
+        return StageState.STARTING if self._returning is not None and found is StageState.READY else found
 
     @property
     def worker(self) -> Register | None:
@@ -146,8 +172,24 @@ class RemoteReplica(Replica):
         if self._process.worker is not None:
             self.restarts += 1
         self.reason = ""
-        self._process = RemoteProcess(self.stage, self.number, self._pool.told, self._pool.silence_s, worker)
+        self._process = RemoteProcess(self.stage, self.number, self._pool.told, self._pool.silence_s, worker, self._note_ready)
         return self._process
+
+    def _note_ready(self) -> None:
+        self._returning = asyncio.create_task(self._bring_back(self._process))
+
+    async def _bring_back(self, process: RemoteProcess) -> None:
+        """Have the process as its stage is, asleep or with the weights' version, before it takes requests."""
+        try:
+            if self._pool.control is not None:
+                await self._pool.control.bring_back(process)
+        except OmniError as error:
+            logger.error("stage %s cannot be as it was before: %s", process.name, error)
+            process.kill(error.message)
+        finally:
+            self._returning = None
+        if process.state is StageState.READY and not process.reason:
+            self._pool.note_ready()
 
     async def start(self) -> None:
         """Return when any replica of the stage takes requests; further ones may come later.
@@ -166,6 +208,8 @@ class RemoteReplica(Replica):
 
     async def stop(self) -> None:
         """Close the connection."""
+        if self._returning is not None:
+            self._returning.cancel()
         await self._process.stop()
 
 
@@ -178,20 +222,41 @@ class RemotePool(ReplicaPool):
         told: Whom to tell.
         silence_s: Seconds without a message after which a worker is lost.
         command: How a worker for the stage is started.
+        control: Who knows what operators told the stage; None where nobody can.
     """
 
-    def __init__(self, stage: ResolvedStage, options: EngineOptions, told: Told, silence_s: float, command: str) -> None:
+    def __init__(
+        self,
+        stage: ResolvedStage,
+        options: EngineOptions,
+        told: Told,
+        silence_s: float,
+        command: str,
+        control: Control | None = None,
+    ) -> None:
         super().__init__(stage, [], options.lb_policy)
-        self.told = Told(told.on_message, told.on_death, self._note_ready)
+        self.told = told
+        self.control = control
         self.silence_s = silence_s
         self.command = command
         self.start_timeout_s = options.stage_init_timeout_s
         self.first_ready = asyncio.Event()
         self.is_closed = False
         """Whether the head is stopping."""
-        self._on_ready = told.on_ready
         self.seats = [RemoteReplica(stage, number, self) for number in range(stage.num_replicas)]
         self.replicas = list(self.seats)
+
+    @property
+    def members(self) -> list[Replica]:
+        """The seats that somebody has, and as many empty ones as the deployment lacks: a worker may come and go besides."""
+        taken = [seat for seat in self.seats if seat.worker is not None]
+        empty = [seat for seat in self.seats if seat.worker is None]
+        return [*taken, *empty[: max(0, self.stage.num_replicas - len(taken))]]
+
+    @property
+    def has_other_weights(self) -> bool:
+        """Whether those of a worker that comes now would not be those of the stage."""
+        return self.control is not None and bool(self.control.why_not_again(self.stage.stage_id))
 
     @property
     def missing(self) -> bool:
@@ -227,6 +292,7 @@ class RemotePool(ReplicaPool):
         reason = next((seat.process.reason for seat in self.seats if seat.process.reason), "no worker has registered for it")
         return StageDeadError(f"stage {self.stage.name} is dead: {reason}", hint=WAY_OUT)
 
-    def _note_ready(self) -> None:
+    def note_ready(self) -> None:
+        """Tell that a replica takes requests."""
         self.first_ready.set()
-        self._on_ready()
+        self.told.on_ready()

@@ -227,7 +227,7 @@ class Seat:
             return
         await self._end_replica()
         self._number = link.replica
-        self._meeting = Meeting.enter(link.group, self._worker.own_address())
+        self._meeting = Meeting.enter(link.group, await asyncio.to_thread(self._worker.own_address))
         self._replica = LocalReplica(
             self._worker.stage,
             link.replica,
