@@ -88,9 +88,9 @@ class Network(DuplexModel):
 
     def forward(self, units: Sequence[tuple[Any, AudioIn]]) -> Sequence[Sequence[Output]]:
         """Return what each unit gives, with one pass over the weights."""
-        pcm = np.stack([unit.pcm for _, unit in units])
+        pcm: Any = np.stack([unit.pcm for _, unit in units])
         if self._weights:
-            values = np.tanh(pcm[:, :WIDTH])
+            values: Any = np.tanh(pcm[:, :WIDTH])
             for layer, weight in enumerate(self._weights):
                 values = np.tanh(values @ weight + np.stack([stream.state[layer] for stream, _ in units]))
                 for row, (stream, _) in zip(values, units, strict=True):

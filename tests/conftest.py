@@ -246,7 +246,7 @@ def serve_sessions() -> Callable[..., Any]:
         plan = DuplexPlan(settings, (), (frontend,))
         manager = SessionManager(model or ScriptedTurnModel(), plan, frontend, lambda group: None, Tools(ear=ear))  # type: ignore[arg-type,return-value]
         state = ServerState(sessions=manager if model is not None else None)
-        app = build_app(FakeEngine(), ServerSettings("org/fake-tts", api_key=("key-1",)), state=state)
+        app = build_app(FakeEngine(), ServerSettings("org/fake-tts", api_key=api_key), state=state)
         with socket.socket() as sock:
             sock.bind(("127.0.0.1", 0))
             config = uvicorn.Config(app, log_config=None, lifespan="off", ws_per_message_deflate=False)

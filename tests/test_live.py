@@ -158,6 +158,13 @@ async def test_a_secret_opens_sockets_with_its_settings_and_nothing_else(serve_s
                 pass
 
 
+async def test_an_open_server_makes_secrets_whose_settings_hold(serve_sessions: Callable[..., Any]) -> None:
+    async with serve_sessions(turns(), api_key=()) as served:
+        made = await served.client.realtime.client_secrets.create(session={"type": "realtime", "instructions": "be brief"})
+        async with connect(f"{served.url}/v1/realtime", additional_headers={"Authorization": f"Bearer {made.value}"}) as ws:
+            assert json.loads(await ws.recv())["session"]["instructions"] == "be brief"
+
+
 @pytest.mark.parametrize("kind", ["expired", "forged", "of another server", "cut", "empty", "not ASCII"])
 async def test_a_secret_that_does_not_hold_is_refused(serve_sessions: Callable[..., Any], kind: str) -> None:
     ours = ClientSecrets(["key-1"])

@@ -192,8 +192,10 @@ ABUSE = {
     "a number for a text": '{"type": 7}',
     "odd base64": '{"type": "input_audio_buffer.append", "audio": "A"}',
     "NaN rate": '{"type": "session.update", "session": {"audio": {"input": {"format": {"type": "audio/pcm", "rate": NaN}}}}}',
-    "NaN in a tool": '{"type": "session.update", "session": {"tools": [{"type": "function", "name": "f", "parameters": {"x": NaN}}]}}',
-    "huge number": f'{{"type": "session.update", "session": {{"truncation": {{"type": "retention_ratio", "retention_ratio": 1{"0" * 400}}}}}}}',
+    "NaN in a tool": '{"type": "session.update", "session": {"tools": [{"type": "function", "name": "f", "strict": NaN}]}}',
+    "huge number": json.dumps(
+        {"type": "session.update", "session": {"truncation": {"type": "retention_ratio", "retention_ratio": 10**400}}}
+    ),
     "half a pair": r'{"type": "session.update", "session": {"instructions": "\ud800"}}',
     "half a pair as the type": r'{"type": "\ud800"}',
     "long type": json.dumps({"type": "é" * 2_000_000}),

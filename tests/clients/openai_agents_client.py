@@ -1,4 +1,4 @@
-"""One spoken turn and an interruption with openai-agents' realtime session. Run by test_third_party_clients in a venv of its own."""
+"""One spoken turn and an interruption with openai-agents. Run by test_third_party_clients in a venv of its own."""
 
 from __future__ import annotations
 

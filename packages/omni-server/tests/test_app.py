@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from types import ModuleType
 from typing import Any
 
@@ -16,6 +18,7 @@ from starlette.routing import Route, WebSocketRoute
 
 from omni_core.errors import ConfigError, DeadlineError, OmniError, OverloadedError
 from omni_core.hookspecs import hookimpl
+from omni_server import speech
 from omni_server.app import build_app
 from omni_server.context import ServerContext, ServerSettings
 from omni_server.fake_engine import FakeEngine
@@ -173,6 +176,22 @@ class TestErrors:
 class TestBodyLimit:
     """--max-body-bytes."""
 
+    @pytest.mark.parametrize("path", ["/v1/audio/speech", "/v1/chat/completions", "/start_profile", "/pause"])
+    async def test_body_that_does_not_come_is_not_waited_for(
+        self, path: str, make_client: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def nothing() -> AsyncIterator[bytes]:
+            await asyncio.Event().wait()
+            yield b""
+
+        monkeypatch.setattr(speech, "BODY_TIMEOUT_S", 0.01)
+        client = make_client(profile_dir="/traces", enable_control_routes=True)
+
+        response = await client.post(path, content=nothing(), headers={"Content-Type": "application/json"})
+
+        assert response.status_code == 408
+        assert "did not arrive" in response.json()["error"]["message"]
+
     async def test_declared_length_is_enough_to_refuse(self, make_client: Any, engine: FakeEngine) -> None:
         response = await make_client(max_body_bytes=1000).speak("x" * 1000)
 
@@ -201,6 +220,12 @@ class TestBodyLimit:
 
 class TestKeys:
     """--api-key (E11)."""
+
+    async def test_key_beyond_ascii_is_taken_as_clients_send_it(self, make_client: Any) -> None:
+        client = make_client(api_key=("schl\u00fcssel",))
+        headers = [[(b"Authorization", "Bearer schl\u00fcssel".encode())], [(b"Authorization", b"Bearer schlussel")]]
+
+        assert [(await client.get("/v1/models", headers=given)).status_code for given in headers] == [200, 401]
 
     @pytest.mark.parametrize(
         ("header", "status"),
@@ -312,6 +337,7 @@ import httpx
 import omni_server.serve
 from omni_core.plugins import PluginManager
 from omni_server import hookspecs, plugin
+from omni_server import speech
 from omni_server.app import build_app
 from omni_server.context import ServerSettings
 from omni_server.fake_engine import FakeEngine

@@ -28,6 +28,8 @@ WRONG: list[tuple[str, Any]] = [
     ("voice", ""),
     ("voice", {"name": "x"}),
     ("voice", ["Vivian"]),
+    ("voice", "a" * 1001),
+    ("speaker", "\ufdfa" * 1001),
     ("instructions", 123),
     ("response_format", "mpeg"),
     ("response_format", "WAV"),

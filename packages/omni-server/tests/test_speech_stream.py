@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -21,6 +22,7 @@ from omni_server.context import ServerSettings
 from omni_server.encoders import FORMATS, to_pcm16
 from omni_server.fake_engine import TRAITS, FakeEngine
 from omni_server.speaker import Speaker
+from omni_server.text_pieces import PieceSplitter
 
 pytestmark = pytest.mark.anyio
 
@@ -412,6 +414,28 @@ class TestMessages:
 
         assert refused["error"]["code"] == "input_backpressure"
         assert [event["utterance_index"] for event in events if event["type"] == "session.done"] == [0, 1, 2]
+
+    async def test_long_messages_are_read_and_cut_without_stopping_others(
+        self, connect: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        notes: list[tuple[str, bool]] = []
+
+        def noting(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
+            def noted(*arguments: Any) -> Any:
+                notes.append((name, threading.current_thread() is not threading.main_thread()))
+                return work(*arguments)
+
+            return noted
+
+        monkeypatch.setattr(speech_stream, "load_object", noting("read", speech_stream.load_object))
+        monkeypatch.setattr(PieceSplitter, "push", noting("cut", PieceSplitter.push))
+        async with connect(config={"instructions": "a" * speech_stream.LARGE_BODY_BYTES}) as talking:
+            talking.say("input.text", text="A sentence. " + "b" * speech_stream.LARGE_TEXT_CHARS)
+            await talking.event()
+            talking.say("input.cancel")
+            await talking.until("session.done")
+
+        assert notes == [("read", True), ("read", False), ("cut", True), ("read", False)]
 
 
 class TestEndings:

@@ -23,6 +23,7 @@ class StreamingRequest:
 
     def __init__(self, orchestrator: Orchestrator, request: OmniRequest) -> None:
         self.request = request
+        self._orchestrator = orchestrator
         self._feed = Feed(request.timeout_s)
         self._outputs = orchestrator.submit(request, self._feed)
 
@@ -41,6 +42,9 @@ class StreamingRequest:
         return self._outputs
 
     async def close(self) -> None:
-        """Abort it in every stage. May be called twice."""
+        """Abort it in every stage; whoever waits for its outputs gets NotFoundError. May be called twice."""
         self._feed.close()
-        await cast("Any", self._outputs).aclose()
+        self._orchestrator.abort(self.request.request_id, self._feed)
+        outputs = cast("Any", self._outputs)
+        if not outputs.ag_running:
+            await outputs.aclose()

@@ -142,6 +142,23 @@ async def test_pushing_after_the_end_is_an_error_and_closing_twice_is_none() -> 
         await request.close()
 
 
+async def test_closing_ends_it_alone_and_whoever_waits_for_its_outputs() -> None:
+    async with running(one_stage()) as orchestrator:
+        requests = [opened(orchestrator, seed=0), opened(orchestrator, seed=0)]
+        answers = [asyncio.ensure_future(totals(request)) for request in requests]
+        for request in requests:
+            await request.push(codes(1))
+
+        await requests[0].close()
+        await requests[0].close()
+
+        with pytest.raises(NotFoundError, match="was aborted"):
+            await answers[0]
+        await requests[1].push(codes(2), final=True)
+        assert await answers[1] == [1, 3]
+        await until_empty(orchestrator)
+
+
 async def test_a_deadline_ends_it_and_whoever_waits() -> None:
     async with running(one_stage()) as orchestrator:
         request = opened(orchestrator, timeout_s=0.3)

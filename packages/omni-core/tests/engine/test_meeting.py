@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import stat
@@ -85,6 +86,27 @@ def test_what_is_left_is_removed_unless_somebody_uses_it(folder: Path) -> None:
     assert not run_dir.exists()
     assert Path(used.path).is_dir()
     used.leave()
+
+
+def test_folder_that_somebody_looks_at_is_waited_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every command looks through all folders at its start: on a busy machine for longer than a hundred tries take."""
+    path = folder / f"omni-meet-{os.geteuid()}-g"
+    path.mkdir(mode=0o700)
+    lock = os.open(path, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 50:
+            os.close(lock)
+
+    monkeypatch.setattr(meeting_module.time, "sleep", pause)
+
+    Meeting.enter("g", "a").leave()
+
+    assert sum(pauses) >= 0.5
+    assert not path.exists()
 
 
 def test_folder_that_others_can_read_is_refused(folder: Path) -> None:

@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 
 from omni_duplex.errors import DuplexError
 from omni_duplex.model import AudioOut, Capabilities, Fence, SessionConfig, TextOut, TurnDetection, TurnEnd
+from omni_duplex.protocol import live
 from omni_duplex.protocol.live import LiveDialect
 from omni_duplex.testing import LoudEar, ScriptedModel, ScriptedTurnModel, unknown_fields
 
@@ -104,6 +105,16 @@ async def test_each_command_is_acknowledged_in_order(talk: Callable[..., Any]) -
     history, options = client.actor._stream.asked[0]
     assert [message.content[0].text for message in history if message.content][-2:] == ["it rains", "it stopped"]
     assert options.instructions == "be brief\n\nbe kind"
+
+
+async def test_instructions_do_not_grow_for_ever(talk: Callable[..., Any]) -> None:
+    client = await started(talk, ScriptedTurnModel([spoken], TURNS), instructions="a" * live.MAX_INSTRUCTIONS)
+    await client.send("session.instructions.append", content="more", event_id="i")
+
+    error = (await client.until("error"))[-1]
+
+    assert (error["error"]["code"], error["client_event_id"]) == ("instructions_too_long", "i")
+    assert len(client.actor.session.config.instructions) == live.MAX_INSTRUCTIONS
 
 
 async def test_a_muted_microphone_is_silence_and_not_a_gap(talk: Callable[..., Any]) -> None:

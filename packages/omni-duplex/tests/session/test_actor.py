@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from omni_duplex.errors import DuplexError
 from omni_duplex.manager import Attachment, SessionManager
-from omni_duplex.model import AudioOut, Fence, Listen, SessionConfig, TextOut, TurnEnd
+from omni_duplex.model import AudioOut, Fence, Listen, SessionConfig, TextOut, TurnDetection, TurnEnd
 from omni_duplex.session import events as ev
 from omni_duplex.session.actor import SessionActor
 from omni_duplex.session.outbox import MAX_AUDIO_S
@@ -384,3 +385,24 @@ async def test_audio_that_was_dropped_is_not_heard_either(manage: Manage, until:
 
     assert types(events) == ["session.created", "error", "input_audio_buffer.speech_started"]
     assert events[-1]["audio_start_ms"] == 0
+
+
+@pytest.mark.parametrize("ear", [None, LoudEar.maker()], ids=["deaf", "listening"])
+async def test_turn_detection_is_refused_where_nothing_listens(manage: Manage, ear: Any) -> None:
+    """Else a client would wait for ever for an answer to what it said."""
+    actor, _ = await begin(manage(ScriptedTurnModel(), ear=ear), turn_detection=None)
+    old, new = SessionConfig(turn_detection=None), SessionConfig(turn_detection=TurnDetection())
+
+    if ear is None:
+        with pytest.raises(DuplexError) as caught:
+            actor.check_update(old, new)
+        assert (caught.value.code, caught.value.param) == ("turn_detection_unavailable", "session.audio.input.turn_detection")
+    else:
+        actor.check_update(old, new)
+    actor.check_update(new, old)
+
+
+async def test_a_model_that_decides_by_itself_needs_nothing_that_listens(manage: Manage) -> None:
+    actor, _ = await begin(manage(ScriptedModel()), turn_detection=None)
+
+    actor.check_update(SessionConfig(turn_detection=None), SessionConfig(turn_detection=TurnDetection()))

@@ -50,14 +50,15 @@ def split_form(form: FormData, file_name: str) -> tuple[dict[str, Any], UploadFi
     fields: dict[str, Any] = {}
     file = None
     for key, value in form.multi_items():
+        shown = key[:60].encode("utf-8", "replace").decode()  # a form may name an encoding of its own
         if key in fields or (key == file_name and file is not None):
-            raise RequestError(f"`{key[:60]}` comes twice", param=key[:60], hint="send each field once")
+            raise RequestError(f"`{shown}` comes twice", param=shown, hint="send each field once")
         if key == file_name:
             if not isinstance(value, UploadFile):
                 raise RequestError(f"`{file_name}` is not a file", param=file_name, hint=f"curl -F {file_name}=@speech.wav")
             file = value
         elif isinstance(value, UploadFile):
-            raise RequestError(f"`{key[:60]}` is a file", param=key[:60], hint=f"send text, and the file as `{file_name}`")
+            raise RequestError(f"`{shown}` is a file", param=shown, hint=f"send text, and the file as `{file_name}`")
         else:
             fields[key] = value
     return fields, file

@@ -158,7 +158,7 @@ class _Parent:
             await asyncio.gather(telling, stopping, return_exceptions=True)
 
     async def _tell_ready(self) -> None:
-        """Say that the port answers once every frontend has said so; what else they write goes to stderr, as long as they run."""
+        """Say that the port answers once every frontend has said so. What else they write goes to stderr."""
         readers = [frontend.stdout for frontend in self._frontends if frontend.stdout is not None]
         if all([await _is_ready(reader) for reader in readers]):
             listening.announce(self._sock, self._args.host)

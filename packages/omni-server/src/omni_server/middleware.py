@@ -62,7 +62,7 @@ class ApiKeyMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the request through if it needs no key or brings one."""
         is_free = scope["type"] not in ("http", "websocket") or scope.get("method") == "OPTIONS" or self._is_open(scope)
-        if is_free or self._opens(scope, _given_key(scope)):
+        if is_free or self._opens(scope, given_key(scope)):
             await self.app(scope, receive, send)
             return
         if scope["type"] == "websocket":
@@ -91,7 +91,8 @@ class ApiKeyMiddleware:
         return True
 
     def _knows(self, key: str) -> bool:
-        digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+        # A header's bytes come as Latin-1; whoever has a key beyond ASCII sends it in UTF-8, as the flag has it.
+        digest = hashlib.sha256(key.encode("latin-1", "replace")).digest()
         # Every key is compared, so that the time tells neither whether nor which one fits.
         return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0
 
@@ -133,7 +134,8 @@ def _path(scope: Scope) -> str:
     return full.removeprefix(scope.get("root_path", "").rstrip("/"))
 
 
-def _given_key(scope: Scope) -> str:
+def given_key(scope: Scope) -> str:
+    """Return the key that a request brings, by header or, on a WebSocket, by subprotocol; empty where it brings none."""
     headers = Headers(scope=scope)
     scheme, _, key = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":

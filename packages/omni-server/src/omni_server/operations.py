@@ -18,6 +18,7 @@ from omni_server.context import ServerContext
 from omni_server.engine import Engine
 from omni_server.errors import ApiError
 from omni_server.protocol import parse
+from omni_server.speech import read_json_body
 
 MAX_TIMEOUT_S = 3600.0
 
@@ -188,7 +189,7 @@ def _endpoint(
     async def endpoint(request: Request) -> Response:
         if not context.settings.enable_control_routes:
             raise ApiError(403, f"{request.url.path} is off: start the server with --enable-control-routes")
-        raw = await request.body()
+        raw = await read_json_body(request)
         body = parse(body_class, raw if raw.strip() else b"{}")
         if isinstance(body, PauseBody) and "mode" in request.query_params:  # where vLLM's clients put it
             body.mode = request.query_params["mode"]

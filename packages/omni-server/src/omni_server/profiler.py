@@ -12,6 +12,7 @@ from starlette.routing import Route
 from omni_core.errors import UnsupportedError
 from omni_server.context import ServerContext
 from omni_server.protocol import parse
+from omni_server.speech import read_json_body
 
 TIMEOUT_S = 120.0
 """Seconds that a stage may take: writing a trace is slow."""
@@ -41,7 +42,7 @@ def routes(context: ServerContext) -> list[Route]:
 async def _answer(context: ServerContext, request: Request, method: Literal["start_profile", "stop_profile"]) -> Response:
     if context.settings.profile_dir is None:
         raise UnsupportedError("profiling is off", hint="start the server with --profile-dir")
-    body = await request.body()
+    body = await read_json_body(request)
     asked = parse(ProfileRequest, body) if body.strip() else ProfileRequest()
     known = sorted({stage["stage_id"] for stage in context.engine.health()["stages"]})
     answers: list[dict[str, Any]] = []

@@ -14,6 +14,7 @@ from omni_core.errors import RequestError
 
 INT64_MAX = 2**63 - 1
 MAX_EMBEDDING = 8192
+MAX_VOICE_CHARS = 1000
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -32,6 +33,8 @@ def _voice(value: Any) -> str:
     name = value["id"] if isinstance(value, dict) and set(value) == {"id"} else value
     if not isinstance(name, str) or not name:
         raise ValueError("must be the name of a voice, or an object with its `id`")
+    if len(name) > MAX_VOICE_CHARS:  # spellings of names are compared, which takes time by length
+        raise ValueError(f"has {len(name)} characters; no voice has a name of more than {MAX_VOICE_CHARS}")
     return name
 
 

@@ -9,6 +9,7 @@ import asyncio
 import json
 import logging
 import re
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -19,9 +20,10 @@ from starlette.routing import BaseRoute, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from omni_core.errors import OmniError, RequestError
-from omni_server.client_secrets import SETTINGS_KEY
+from omni_server.client_secrets import SETTINGS_KEY, ClientSecrets
 from omni_server.context import ServerContext
 from omni_server.errors import request_id, unexpected_message
+from omni_server.middleware import given_key
 from omni_server.protocol import refuse_constant
 from omni_server.status import check_model
 from omni_server.streaming import ClientGoneError
@@ -155,12 +157,20 @@ class RealtimeConnection:
             return await self._start(manager, dialect)
         if dialect.resumable and self._query.get("resume", "").lower() in ("1", "true"):
             return await self._resume(manager)
-        given = dict(self._raw.scope.get("state", {}).get(SETTINGS_KEY, {}))
+        given = self._given_settings()
         named = given.pop("model", None)
         config = first_config(manager, self._query.get("model") or named or self._context.model_names[0])
         if given:
             config = dialect.begin_with(given, config, manager.capabilities)
         return await self._open(manager, dialect, config)
+
+    def _given_settings(self) -> dict[str, Any]:
+        """Return what the client's secret, if it came with one, says of its sessions."""
+        scope = self._raw.scope
+        found = scope.get("state", {}).get(SETTINGS_KEY)
+        if found is None and not self._context.settings.api_key:  # nobody has read it: this server asks for no key
+            found = ClientSecrets(()).read(given_key(scope), time.time())
+        return dict(found or {})
 
     async def _open(self, manager: SessionManager, dialect: GaDialect, config: SessionConfig) -> Attachment:
         actor = await manager.open(dialect, config)

@@ -17,6 +17,7 @@ from omni_server.client_secrets import MAX_SESSION_BYTES, ClientSecrets
 from omni_server.context import ServerContext
 from omni_server.protocol import parse
 from omni_server.realtime import sessions_of
+from omni_server.speech import read_json_body
 from omni_server.status import check_model
 
 NOT_HERE = {
@@ -54,7 +55,7 @@ def routes(context: ServerContext) -> list[Route]:
     """Return the routes of this module."""
 
     async def make(request: Request) -> Response:
-        body = await request.body()
+        body = await read_json_body(request)
         return _make(context, parse(SecretRequest, body) if body.strip() else SecretRequest())
 
     async def refuse(request: Request) -> Response:

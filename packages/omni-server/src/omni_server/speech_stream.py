@@ -40,6 +40,8 @@ MAX_CONFIG_BYTES = 4 * 1024 * 1024
 MAX_MESSAGE_BYTES = 128 * 1024
 MAX_PENDING_CHARS = 256 * 1024
 """Characters of a connection that are not spoken yet."""
+LARGE_TEXT_CHARS = 4096
+"""From here on text is cut into sentences in a thread: a text without an end to any takes a second for 128 KiB."""
 MAX_PENDING_UTTERANCES = 1024
 """Utterances of a connection that have no `session.done` yet."""
 _PROBE = "Hello."
@@ -209,7 +211,7 @@ class SpeechSession:
             case "session.config":
                 await self._reconfigure(message)
             case "input.text":
-                self._input(message)
+                await self._input(message)
             case "input.done":
                 self._check_backlog()
                 self._done()
@@ -227,7 +229,7 @@ class SpeechSession:
             raise ConflictingMessageError("the configuration cannot change within an utterance", param="type", hint=hint)
         await self._configure(message)
 
-    def _input(self, message: dict[str, Any]) -> None:
+    async def _input(self, message: dict[str, Any]) -> None:
         text = message.get("text")
         if not isinstance(text, str):
             raise RequestError("`text` must be a string", param="text", hint='send {"type": "input.text", "text": "..."}')
@@ -237,7 +239,8 @@ class SpeechSession:
             what = f"more than {MAX_PENDING_CHARS} characters wait to be spoken, so that this text is not taken"
             raise BackpressureError(what, param="text", hint="send it again when some of them are spoken")
         self._has_text = self._has_text or bool(text)
-        self._say(self._splitter.push(text))
+        in_thread = len(text) > LARGE_TEXT_CHARS
+        self._say(await anyio.to_thread.run_sync(self._splitter.push, text) if in_thread else self._splitter.push(text))
 
     def _check_backlog(self) -> None:
         if self._utterance - self._speaker.undone >= MAX_PENDING_UTTERANCES:

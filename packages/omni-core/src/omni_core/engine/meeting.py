@@ -10,6 +10,7 @@ import fcntl
 import os
 import secrets
 import shutil
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from omni_core.errors import ConfigError
 
 _HEAD = "head.lock"
 _TRIES = 100
+_PAUSE_S = 0.01
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,7 @@ def _open_folder(group: str) -> tuple[str, int]:
         if _lock(lock, fcntl.LOCK_SH) and _is_at(path, facts):
             return str(path), lock
         os.close(lock)
+        time.sleep(_PAUSE_S)  # whoever looks whether the folder is in use holds it for a moment
     raise ConfigError(f"the folder was removed {_TRIES} times while it was made", where=str(path), hint="see who does that")
 
 

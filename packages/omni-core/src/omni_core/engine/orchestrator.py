@@ -184,9 +184,10 @@ class Orchestrator:
         finally:
             self._end(flight)
 
-    def abort(self, request_id: str) -> bool:
-        """End every running or waiting request with this id; return whether there was one."""
-        found = [flight for flight in self._flights.values() if flight.request.request_id == request_id]
+    def abort(self, request_id: str, feed: Feed | None = None) -> bool:
+        """End every running or waiting request with this id, or the one of them with `feed`; return whether there was one."""
+        named = [flight for flight in self._flights.values() if flight.request.request_id == request_id]
+        found = [flight for flight in named if feed in (None, flight.feed)]
         for flight in found:
             self._end(flight, NotFoundError(f"request {request_id!r} was aborted"), aborted=True)
         return bool(found)

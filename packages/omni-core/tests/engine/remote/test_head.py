@@ -9,6 +9,7 @@ import secrets
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -219,6 +220,20 @@ async def test_further_workers_get_further_replicas_and_free_seats_are_taken_fir
     assert asked_for_its_old_one.replica == 1
 
 
+async def test_worker_that_comes_back_before_it_is_missed_gets_its_seat_again() -> None:
+    """In another one it would have to load its stage again."""
+    async with desk(fake_pipeline(replicas={1: 2})) as found:
+        for life in ("a", "b"):
+            await found.register(life=life)
+        before = [seat.process for seat in found.pools[1].seats]
+
+        again = await found.register(life="b", replica=1)
+
+        assert again.replica == 1
+        assert before[1].reason == "its worker lost the connection"
+        assert [seat.process is process for seat, process in zip(found.pools[1].seats, before, strict=True)] == [True, False]
+
+
 async def test_edge_that_cannot_cross_hosts_is_refused_with_the_way_out() -> None:
     """Both stages must be on one host, or their connector must be able to cross."""
     async with desk() as found:
@@ -260,6 +275,24 @@ async def test_connection_without_a_ticket_is_closed() -> None:
         writer.close()
 
 
+async def test_connections_without_a_ticket_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SB-10: whoever opens many of them does not use up the head's descriptors."""
+    monkeypatch.setattr(head_module, "MAX_UNKNOWN", 2)
+    async with desk() as found:
+        port = (await found.register()).port
+        idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        await async_wait_until(lambda: found.head._unknown == 2, "the connections")
+
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(), 10) == b""
+        for _, other in (*idle, (reader, writer)):
+            other.close()
+        await async_wait_until(lambda: found.head._unknown == 0, "their end")
+
+        (await join_at(found)).channel.abort()
+
+
 async def test_seat_of_a_worker_that_never_connects_is_free_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(head_module, "ATTACH_TIMEOUT_S", 0.05)
     async with desk() as found:
@@ -283,6 +316,24 @@ async def test_worker_that_connects_when_the_head_stops_is_not_kept() -> None:
         with contextlib.suppress(ConnectionError):
             assert await asyncio.wait_for(reader.read(), 10) == b""
         writer.close()
+        link.channel.abort()
+
+
+async def test_worker_that_registers_again_is_not_missed_for_its_first_ticket(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head_module, "ATTACH_TIMEOUT_S", 0.05)
+    async with desk() as found:
+        first = await found.register(life="a")
+        monkeypatch.setattr(head_module, "ATTACH_TIMEOUT_S", 10.0)
+        found.offer = partial(found.offer, life="a")  # type: ignore[method-assign]
+        link = await join_at(found)
+        seat = found.pools[1].seats[link.replica]
+        await async_wait_until(lambda: seat.process._channel is not None, "the connection")
+
+        await async_wait_until(lambda: first.ticket not in found.head._tickets, "the first ticket's end")
+
+        assert link.replica == first.replica
+        assert seat.worker is not None
+        assert seat.process.reason == ""
         link.channel.abort()
 
 

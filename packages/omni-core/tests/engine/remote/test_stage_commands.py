@@ -138,6 +138,27 @@ async def test_head_restart_keeps_the_workers_stage_loaded_and_forgets_its_reque
             assert stage_pid(worker) == pid
 
 
+async def test_worker_that_loses_its_connection_keeps_its_stage_loaded_whoever_notices_first() -> None:
+    async with hosts() as place:
+        worker = place.worker()
+        place.run(worker)
+        async with place.head() as orchestrator:
+            pid = stage_pid(worker)
+            seat = orchestrator._pools[1].replicas[0].process
+            assert seat._channel is not None
+            seat._channel._reader._transport.pause_reading()  # type: ignore[union-attr]
+            link = worker.seats[0]._link
+            assert link is not None
+            link.channel._writer.close()
+
+            await async_wait_until(lambda: orchestrator._pools[1].replicas[0].process is not seat, "the worker to be back")
+            await healthy(orchestrator)
+
+            assert stage_pid(worker) == pid
+            assert states(orchestrator) == ["ready", "ready"]
+            await speaks(orchestrator)
+
+
 async def test_worker_starts_its_stage_again_where_another_head_meets_elsewhere() -> None:
     """Connectors of a stage find each other in the folder of their head, so a stage that is in another one is started anew."""
     async with hosts() as place:

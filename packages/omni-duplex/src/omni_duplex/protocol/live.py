@@ -21,6 +21,8 @@ from omni_duplex.session.state import Item, Part
 
 MAX_CONTEXT = 8_000
 """Characters of text that one event may append; the API says 500 tokens."""
+MAX_INSTRUCTIONS = 256 * 1024
+"""Characters of instructions from which on nothing is appended to them."""
 _REASONS = {"client": "close_requested", "expired": "expired"}
 _ABSENT = {
     "session.output_audio_fixture.play": "there are no audio fixtures",
@@ -129,6 +131,8 @@ class LiveDialect(GaDialect):
         text = self._context(fields)
         if not self.capabilities.instructions:
             raise DuplexError("instructions_unsupported", "this model follows no instructions", "content")
+        if len(self.config.instructions) + len(text) > MAX_INSTRUCTIONS:
+            raise DuplexError("instructions_too_long", f"more than {MAX_INSTRUCTIONS} characters instruct the model", "content")
         changed = replace(self.config, instructions="\n\n".join(filter(None, (self.config.instructions, text))))
         self._validate(self.config, changed)
         self.config = changed

@@ -131,11 +131,19 @@ class SessionActor:
         self._task = asyncio.ensure_future(self._run())
 
     def check_update(self, old: SessionConfig, new: SessionConfig) -> None:
-        """Check a change of settings as the model's stream sees it.
+        """Check a change of settings as this session and the model's stream see it.
 
         Raises:
-            DuplexError: The change cannot be made now.
+            DuplexError: The change cannot be made now, or the end of turns is to be found and nothing here finds it.
         """
+        asks = new.turn_detection is not None and new.turn_detection != old.turn_detection
+        if asks and self._ear is None and self.session.is_turn_model:
+            raise DuplexError(
+                "turn_detection_unavailable",
+                "nothing on this server finds the end of turns",
+                "session.audio.input.turn_detection",
+                hint="run `omni vad` on the server, or set turn_detection to null and commit turns",
+            )
         self._stream.validate_update(old, new)
 
     # -- for the socket --------------------------------------------------------------------------------------------

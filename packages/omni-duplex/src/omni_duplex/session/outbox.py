@@ -36,7 +36,7 @@ class SlowConsumer(Exception):
 
 
 def size_of(value: object) -> int:
-    """Return the characters of all texts in an event, however deep: transcripts, and the audio of an item that was asked for."""
+    """Return the characters of all texts in an event, however deep: transcripts, and the audio of an item."""
     if isinstance(value, (str, bytes)):
         return len(value)
     if isinstance(value, Mapping):

@@ -24,6 +24,10 @@ class Talk {
     this.context = new AudioContext({ sampleRate: RATE });
     this.player = new Player(this.context);
     this.microphone = await openMicrophone(this.context, (block) => this.hear(block));
+    if (this.closed) {
+      this.microphone.close(); // "Disconnect" came while the browser asked for the microphone
+      return;
+    }
     this.stopDrawing = [
       draw(view["wave-in"], view["level-in"], this.microphone.analyser),
       draw(view["wave-out"], view["level-out"], this.player.analyser),

@@ -35,7 +35,7 @@ from omni_core.engine.remote.messages import (
     preamble,
     prove,
 )
-from omni_core.engine.remote.seats import RemotePool, RemoteReplica, Told
+from omni_core.engine.remote.seats import RemotePool, RemoteProcess, Told
 from omni_core.engine.remote.settings import HeadOptions, addresses
 from omni_core.engine.stage_process import StageProcess
 from omni_core.errors import ConfigError, OmniError
@@ -54,6 +54,8 @@ MAX_UNREAD = 8
 """Messages of one connection that wait for the head, or for the worker."""
 ATTACH_TIMEOUT_S = 15.0
 """Longest time from a Welcome to the worker's connection."""
+MAX_UNKNOWN = 128
+"""Connections that may be open without a ticket: each holds a descriptor and what was sent on it."""
 FIRST_HINT_S = 5.0
 HINT_S = 30.0
 
@@ -77,7 +79,9 @@ class Head:
         self._command = command
         self._pools: dict[int, RemotePool] = {}
         self._nonces: dict[bytes, bytes] = {}
-        self._tickets: dict[bytes, RemoteReplica] = {}
+        self._tickets: dict[bytes, RemoteProcess] = {}
+        self._unknown = 0
+        """Connections that have shown no ticket yet."""
         self._mark = host_mark()
         self._meeting: Meeting | None = None
         self._context: zmq.asyncio.Context | None = None
@@ -254,32 +258,36 @@ class Head:
         assert self._meeting is not None
         seat = self._pools[message.stage_id].take_seat(message)
         ticket = secrets.token_bytes(TICKET_BYTES)
-        self._tickets[ticket] = seat
+        self._tickets[ticket] = seat.process
         asyncio.get_running_loop().call_later(ATTACH_TIMEOUT_S, self._expire, ticket)
         logger.info("%s registered (process %d), as replica %d", who, message.pid, seat.number)
         bare = Welcome(b"", self._meeting.group, seat.number, self._port, ticket)
         return prove(bare, self._options.address.token, nonces)
 
     def _expire(self, ticket: bytes) -> None:
-        seat = self._tickets.pop(ticket, None)
-        if seat is not None:
-            seat.process.kill(f"its worker did not connect within {ATTACH_TIMEOUT_S:g} s")
+        process = self._tickets.pop(ticket, None)
+        if process is not None:
+            process.kill(f"its worker did not connect within {ATTACH_TIMEOUT_S:g} s")
 
     # The connections
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        seat = None
+        process = None
+        self._unknown += 1
         try:
-            async with asyncio.timeout(ATTACH_TIMEOUT_S):
-                seat = self._tickets.pop(await reader.readexactly(TICKET_BYTES), None)
+            if self._unknown <= MAX_UNKNOWN:
+                async with asyncio.timeout(ATTACH_TIMEOUT_S):
+                    process = self._tickets.pop(await reader.readexactly(TICKET_BYTES), None)
         except (OSError, asyncio.IncompleteReadError):
             logger.debug("a connection to the head's port for stage messages ended before its ticket")
-        if seat is None:
+        finally:
+            self._unknown -= 1
+        if process is None:
             writer.transport.abort()
             return
         tune(writer, self._options.heartbeat_timeout_s)
-        channel: Channel[FromHost] = Channel(reader, writer, FromHost, f"the worker on {seat.process.host}")
-        seat.process.attach(channel)
+        channel: Channel[FromHost] = Channel(reader, writer, FromHost, f"the worker on {process.host}")
+        process.attach(channel)
 
     # Hints
 

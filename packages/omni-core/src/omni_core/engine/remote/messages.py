@@ -73,6 +73,8 @@ class Register(msgspec.Struct, frozen=True, tag=True):
     address: Short
     """Where its connectors can be reached."""
     pid: int
+    life: Short = ""
+    """Tells this replica of this worker from every other; the same when it registers again."""
     protocol: int = PROTOCOL
     version: str = __version__
 

@@ -96,6 +96,13 @@ class RemoteProcess(StageProcess):
         # The end of a connection is noticed by who reads it, but this death must not depend on that.
         asyncio.get_running_loop().call_soon(self._note_death)
 
+    def lose(self, reason: str) -> None:
+        """End the connection, and note the death at once instead of when it is noticed."""
+        self.kill(reason)
+        if self.state is StageState.STARTING:
+            self.fail(reason)
+        self._note_death()
+
     def dead_error(self, reason: str = "", hint: str = WAY_OUT) -> StageDeadError:
         """Return what requests that need this stage are told."""
         return super().dead_error(reason, hint)
@@ -265,6 +272,10 @@ class RemotePool(ReplicaPool):
 
     def take_seat(self, worker: Register) -> RemoteReplica:
         """Give a worker the seat that it had, else the first one that is free, else a new one."""
+        for seat in self.seats:
+            # A worker may notice before the head that a connection is lost; in another seat it would load the stage anew.
+            if seat.worker is not None and worker.life and seat.worker.life == worker.life:
+                seat.process.lose("its worker lost the connection")
         free = [seat for seat in self.seats if seat.worker is None]
         wanted = [seat for seat in free if seat.number == worker.replica]
         if not free:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import secrets
 import socket
 import time
 from collections.abc import Coroutine, Mapping, Sequence
@@ -101,8 +102,8 @@ class Worker:
         slots = int(self.pipeline.values.get("active_stream_window") or 0)
         return Launcher(self._run_dir, self._context, self.platform, self.limits, slots, meeting)
 
-    def offer(self, replica: int) -> Register:
-        """Return what a replica registers with."""
+    def offer(self, replica: int, life: str) -> Register:
+        """Return what a replica registers with; arguments as in `Register`."""
         address = self.options.address
         return Register(
             b"",
@@ -114,6 +115,7 @@ class Worker:
             host_mark(),
             self.own_address() or address.host,
             os.getpid(),
+            life,
         )
 
     def own_address(self) -> str:
@@ -165,6 +167,7 @@ class Seat:
         self._devices = devices
         self._context = context
         self._number = -1
+        self._life = secrets.token_hex(8)
         self._meeting: Meeting | None = None
         self._replica: LocalReplica | None = None
         self._link: Link | None = None
@@ -186,7 +189,7 @@ class Seat:
         options = self._worker.options
         logger.info("registering stage %s with the head at %s", self._worker.stage.name, options.address)
         while True:
-            joining = asyncio.ensure_future(join(self._context, options, lambda: self._worker.offer(self._number)))
+            joining = asyncio.ensure_future(join(self._context, options, lambda: self._worker.offer(self._number, self._life)))
             link = await self._or_over(joining)
             logger.info("registered with the head at %s as replica %d", options.address, link.replica)
             await self._settle(link)
@@ -227,7 +230,7 @@ class Seat:
             return
         await self._end_replica()
         self._number = link.replica
-        self._meeting = Meeting.enter(link.group, await asyncio.to_thread(self._worker.own_address))
+        self._meeting = await asyncio.to_thread(lambda: Meeting.enter(link.group, self._worker.own_address()))
         self._replica = LocalReplica(
             self._worker.stage,
             link.replica,
