@@ -37,10 +37,10 @@ async def test_request_ends_once_for_its_caller_and_once_in_each_stage(how: str,
     monkeypatch.setattr(StageProcess, "post", post)
     inputs: dict[str, Any] = {"failure": {"break_at": 5}, "finish": {}, "stall": {"hang_at": 5}}.get(how, {"step_s": 0.005})
     count = 10 if how in ("finish", "failure", "stall") else 10**6
-    limits = EngineOptions(stall_timeout_s=0.4 if how == "stall" else None)
+    limits = EngineOptions(stall_timeout_s=2.0 if how == "stall" else None)
     last = 0
     async with running(limits, stream={"chunk_frames": 1}) as orchestrator:
-        stream = orchestrator.submit(request(1, count, timeout_s=0.4 if how == "deadline" else 60.0, **inputs))
+        stream = orchestrator.submit(request(1, count, timeout_s=2.0 if how == "deadline" else 60.0, **inputs))
 
         async def read() -> str:
             nonlocal last

@@ -27,6 +27,7 @@ PIPELINE = {
     "stage_cli_aliases": {},
     "single_stage_streams": False,
     "speech": None,
+    "chat": None,
 }
 STAGE = {
     "execution_type": ExecutionType.LLM_AR,

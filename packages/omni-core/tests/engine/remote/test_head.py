@@ -277,20 +277,32 @@ async def test_connection_without_a_ticket_is_closed() -> None:
 
 async def test_connections_without_a_ticket_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """SB-10: whoever opens many of them does not use up the head's descriptors."""
-    monkeypatch.setattr(head_module, "MAX_UNKNOWN", 2)
+    monkeypatch.setattr(head_module, "MAX_STRANGERS", 2)
     async with desk() as found:
         port = (await found.register()).port
         idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
-        await async_wait_until(lambda: found.head._unknown == 2, "the connections")
+        await async_wait_until(lambda: len(found.head._strangers) == 2, "the connections")
 
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         with contextlib.suppress(ConnectionError):
             assert await asyncio.wait_for(reader.read(), 10) == b""
         for _, other in (*idle, (reader, writer)):
             other.close()
-        await async_wait_until(lambda: found.head._unknown == 0, "their end")
+        await async_wait_until(lambda: not found.head._strangers, "their end")
 
         (await join_at(found)).channel.abort()
+
+
+async def test_connection_without_a_ticket_ends_with_the_head() -> None:
+    async with desk() as found:
+        reader, writer = await asyncio.open_connection("127.0.0.1", (await found.register()).port)
+        await async_wait_until(lambda: found.head._strangers, "the connection")
+
+        await found.head.close()
+
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(), 10) == b""
+        writer.close()
 
 
 async def test_seat_of_a_worker_that_never_connects_is_free_again(monkeypatch: pytest.MonkeyPatch) -> None:

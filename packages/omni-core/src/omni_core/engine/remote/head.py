@@ -54,7 +54,7 @@ MAX_UNREAD = 8
 """Messages of one connection that wait for the head, or for the worker."""
 ATTACH_TIMEOUT_S = 15.0
 """Longest time from a Welcome to the worker's connection."""
-MAX_UNKNOWN = 128
+MAX_STRANGERS = 128
 """Connections that may be open without a ticket: each holds a descriptor and what was sent on it."""
 FIRST_HINT_S = 5.0
 HINT_S = 30.0
@@ -80,7 +80,7 @@ class Head:
         self._pools: dict[int, RemotePool] = {}
         self._nonces: dict[bytes, bytes] = {}
         self._tickets: dict[bytes, RemoteProcess] = {}
-        self._unknown = 0
+        self._strangers: set[asyncio.StreamWriter] = set()
         """Connections that have shown no ticket yet."""
         self._mark = host_mark()
         self._meeting: Meeting | None = None
@@ -162,6 +162,8 @@ class Head:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._data is not None:
             self._data.close()
+        for writer in self._strangers:
+            writer.transport.abort()
         if self._context is not None:
             self._context.destroy(linger=0)
             self._context = None
@@ -273,15 +275,15 @@ class Head:
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         process = None
-        self._unknown += 1
+        self._strangers.add(writer)
         try:
-            if self._unknown <= MAX_UNKNOWN:
+            if len(self._strangers) <= MAX_STRANGERS:
                 async with asyncio.timeout(ATTACH_TIMEOUT_S):
                     process = self._tickets.pop(await reader.readexactly(TICKET_BYTES), None)
         except (OSError, asyncio.IncompleteReadError):
             logger.debug("a connection to the head's port for stage messages ended before its ticket")
         finally:
-            self._unknown -= 1
+            self._strangers.discard(writer)
         if process is None:
             writer.transport.abort()
             return
