@@ -19,8 +19,8 @@ PROJECTS: dict[str, dict[str, Any]] = {
 MODEL_FAMILIES = re.compile(r"qwen|moss|minicpm|personaplex", re.IGNORECASE)
 MODEL_FREE = ("omni-core", "omni-connectors", "omni-duplex", "omni-server")
 ONE_MODEL = ("omni_duplex/personaplex/", "omni_duplex/deploy/personaplex", "omni_duplex/plugin.py")
-"""What may name a model all the same: omni-duplex comes with one real network, in a folder of its own that only its plugin knows,
-so that its sessions are tried on more than scripts."""
+"""What may name a model all the same: omni-duplex comes with one real network, so that its sessions are tried on more than
+scripts. It is in a folder of its own, which only its plugin knows."""
 MOST_LINES = 400
 MOST_FUNCTION_LINES = 60
 

@@ -114,6 +114,8 @@ class LocalProcess(StageProcess):
             server.close()
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
+            if self._channel is None and connection.done() and not connection.cancelled():
+                self._channel = connection.result()  # the start was given up as it came: `stop` closes it
         match answer:
             case Ready(facts=facts, seconds=seconds):
                 self.facts, self.state = facts, StageState.READY
