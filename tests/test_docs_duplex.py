@@ -57,7 +57,7 @@ def manage(echo: types.ModuleType) -> Callable[[], SessionManager]:
     plugins.add_hookspecs(hookspecs)
     plugins.add(echo, "omni-plugin-echo-talk")
     ((_, offered),) = plugins.collect("omni_duplex_models")
-    kind = load_target(offered["echo"])
+    kind: Any = load_target(offered["echo"])
     assert issubclass(kind, DuplexModel)
 
     def make() -> SessionManager:

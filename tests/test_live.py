@@ -137,9 +137,8 @@ async def test_a_secret_opens_sockets_with_its_settings_and_nothing_else(serve_s
         assert 50 < made.expires_at - time.time() <= 60
         assert made.session.instructions == "be brief"
 
-        async with connect(
-            f"{served.url}/v1/realtime", subprotocols=["realtime", f"openai-insecure-api-key.{made.value}"]
-        ) as ws:  # type: ignore[list-item]
+        protocols: Any = ["realtime", f"openai-insecure-api-key.{made.value}"]
+        async with connect(f"{served.url}/v1/realtime", subprotocols=protocols) as ws:
             session = json.loads(await ws.recv())["session"]
             assert ws.subprotocol == "realtime"
         assert (session["model"], session["instructions"]) == ("fake-tts", "be brief")
