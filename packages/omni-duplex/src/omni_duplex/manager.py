@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 OPEN_TIMEOUT_S = 10.0
 """Seconds that a model may take to open a stream."""
+LATE_TIMEOUT_S = 60.0
+"""Seconds in which a stream that nobody waits for any more must have come, to be closed; then its opening is cancelled."""
 
 
 @dataclass
@@ -165,7 +167,7 @@ class SessionManager:
     async def _close_late(self, session_id: str, opening: asyncio.Task[DuplexStream] | None) -> None:
         try:
             if opening is not None:
-                await (await opening).close()
+                await (await asyncio.wait_for(opening, LATE_TIMEOUT_S)).close()
         except Exception:  # a plugin's code may raise anything; its client was told already
             logger.debug("session %s: it was abandoned while it opened", session_id, exc_info=True)
         finally:

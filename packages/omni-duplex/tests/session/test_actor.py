@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,18 @@ import pytest
 
 from omni_duplex.errors import DuplexError
 from omni_duplex.manager import Attachment, SessionManager
-from omni_duplex.model import AudioOut, Fence, Listen, SessionConfig, TextOut, TurnDetection, TurnEnd
+from omni_duplex.model import (
+    AudioIn,
+    AudioOut,
+    DuplexStream,
+    Fence,
+    Listen,
+    Output,
+    SessionConfig,
+    TextOut,
+    TurnDetection,
+    TurnEnd,
+)
 from omni_duplex.session import events as ev
 from omni_duplex.session.actor import SessionActor
 from omni_duplex.session.outbox import MAX_AUDIO_S
@@ -406,3 +417,28 @@ async def test_a_model_that_decides_by_itself_needs_nothing_that_listens(manage:
     actor, _ = await begin(manage(ScriptedModel()), turn_detection=None)
 
     actor.check_update(SessionConfig(turn_detection=None), SessionConfig(turn_detection=TurnDetection()))
+
+
+async def test_a_unit_model_that_hangs_ends_its_session(manage: Manage, until: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Hanging(ScriptedModel):
+        async def open(self, *args: Any) -> DuplexStream:
+            stream = await super().open(*args)
+
+            async def step(unit: AudioIn) -> AsyncIterator[Output]:
+                await asyncio.Event().wait()
+                yield Listen(unit.fence)
+
+            stream.step = step  # type: ignore[method-assign]
+            return stream
+
+    monkeypatch.setattr("omni_duplex.session.drivers.UNIT_TIMEOUT_S", 0.05)
+    manager = manage(Hanging())
+    actor, _ = await begin(manager)
+
+    await say(actor, ev.Append(np.zeros(UNIT, np.float32)))
+    events = await until(actor, "session.closed")
+
+    error = next(event for event in events if event["type"] == "error")["error"]
+    assert (error["code"], error["type"]) == ("timeout", "server_error")
+    await asyncio.wait_for(actor.freed.wait(), 10)
+    assert manager.placement.held == 0

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-KILL_AFTER_S = 30.0
-"""Seconds after the time to drain in which a frontend must have ended."""
+KILL_AFTER_S = 40.0
+"""Seconds in which a frontend must have ended after its sessions and its requests have had their time to drain, each in turn."""
 
 
 def resolve_for_frontends(args: argparse.Namespace) -> ResolvedPipeline:
@@ -170,7 +170,7 @@ class _Parent:
             frontend.send_signal(signal.SIGTERM)
         waiting: Any = asyncio.gather(*(frontend.wait() for frontend in running))
         try:
-            await asyncio.wait_for(waiting, self._args.shutdown_timeout + KILL_AFTER_S)
+            await asyncio.wait_for(waiting, 2 * self._args.shutdown_timeout + KILL_AFTER_S)
         except TimeoutError:
             for frontend in running:
                 if frontend.returncode is None:

@@ -21,6 +21,8 @@ from omni_duplex.session.clock import Clock, Handle
 
 logger = logging.getLogger(__name__)
 
+UNIT_TIMEOUT_S = 30.0
+"""Seconds that a unit model may take over one unit; then its session ends."""
 CANCEL_TIMEOUT_S = 0.25
 """Seconds that a stream may take to drop an answer before the session goes on without waiting for it."""
 
@@ -188,10 +190,13 @@ class UnitDriver(Driver):
             number += 1
             fence = self._fence()
             heard = AudioIn(unit, self._capabilities.input_rate, fence)
-            if self._batcher is None:
-                await self._forward(self._stream.step(heard), fence)
-            else:
-                await self._forward(self._batched(heard), fence)
+            outputs = self._stream.step(heard) if self._batcher is None else self._batched(heard)
+            try:
+                async with asyncio.timeout(UNIT_TIMEOUT_S):
+                    await self._forward(outputs, fence)
+            except TimeoutError:
+                message = f"the model did not finish a unit of {self._capabilities.unit_ms} ms in {UNIT_TIMEOUT_S:g} s"
+                await self._post(ev.Failed(fence, DuplexError("timeout", message, kind=SERVER, retryable=True)))
             if self._begun is not None:
                 self._on_late(self._clock.now() - self._begun - number * self._unit_s)
             if nbytes:
