@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from openai import OpenAI
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from omni_duplex.manager import SessionManager
-from omni_duplex.model import AudioOut, Capabilities, Fence, TextOut, TurnEnd
+from omni_duplex.model import AudioOut, Capabilities, Fence, TextOut, ToolCall, TurnEnd
 from omni_duplex.testing import ScriptedTurnModel
 from omni_duplex.testing.speech import missing_speech, silence, speak
 
@@ -301,3 +302,79 @@ async def test_a_server_that_stops_says_so_before_it_hangs_up(serve_sessions: Ca
             await ws.recv()
         assert closed.value.rcvd is not None
         assert closed.value.rcvd.code == 1012
+
+
+def _tool_then_words() -> ScriptedTurnModel:
+    def call(fence: Fence) -> list[Any]:
+        return [ToolCall("weather", '{"city": "Bonn"}', "call_7", fence), TurnEnd(fence)]
+
+    return ScriptedTurnModel([call, spoken, spoken], Capabilities(text_input=True, tools=True))
+
+
+TOOL: Any = {"type": "function", "name": "weather", "description": "The weather.", "parameters": {"type": "object"}}
+QUESTION: Any = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "rain?"}]}
+
+
+def _result(call_id: str) -> Any:
+    return {"type": "function_call_output", "call_id": call_id, "output": "sun"}
+
+
+async def test_the_async_client_calls_a_function_and_takes_back_what_was_not_heard(serve_sessions: Callable[..., Any]) -> None:
+    model = _tool_then_words()
+    async with serve_sessions(model) as served, served.client.realtime.connect(model=MODEL) as session:
+        await session.session.update(session={"type": "realtime", "tools": [TOOL]})
+        await session.conversation.item.create(item=QUESTION)
+        await session.response.create()
+        answers: list[Any] = []
+        async with asyncio.timeout(20):
+            async for event in session:
+                assert event.type != "error", event
+                if event.type == "response.function_call_arguments.done":
+                    assert (event.name, event.arguments) == ("weather", '{"city": "Bonn"}')
+                    call_id = event.call_id
+                elif event.type == "response.done":
+                    answers.append(event.response)
+                    if len(answers) == 1:
+                        await session.conversation.item.create(item=_result(call_id))
+                        await session.response.create()
+                    elif len(answers) == 2:
+                        item = event.response.output[0].id
+                        await session.conversation.item.truncate(item_id=item, content_index=0, audio_end_ms=50)
+                        await session.response.create()
+                    else:
+                        break
+    stream: Any = model.streams[0]
+    assert [message.role for message in stream.asked[1][0]] == ["user", "assistant", "tool"]
+    assert stream.asked[2][0][-1].content[0].text == "good ", "the second word began after the cut"
+
+
+@pytest.mark.filterwarnings("ignore:connect\\(\\) must be used as a context manager:DeprecationWarning")
+async def test_the_sync_client_holds_a_conversation_and_is_interrupted(serve_sessions: Callable[..., Any]) -> None:
+    """A manual commit, an answer that is cancelled, and the next one; in a thread, since this client blocks."""
+
+    def talk(url: str) -> list[str]:
+        client = OpenAI(api_key="key-1", base_url=f"{url.replace('ws', 'http')}/v1", websocket_base_url=f"{url}/v1")
+        ends: list[str] = []
+        with client, client.realtime.connect(model=MODEL) as session:
+            session.session.update(session={"type": "realtime", "audio": {"input": {"turn_detection": None}}})
+            session.input_audio_buffer.append(audio=base64.b64encode(bytes(9600)).decode())
+            session.input_audio_buffer.commit()
+            session.response.create()
+            for event in session:
+                assert event.type != "error", event
+                if event.type == "response.output_audio.delta" and not ends:
+                    session.response.cancel()
+                    model.give(50)
+                elif event.type == "response.done":
+                    ends.append(str(event.response.status))
+                    if len(ends) == 2:
+                        return ends
+                    session.response.create()
+        return ends
+
+    model = turns()
+    model.hold()
+    model.give(2)
+    async with serve_sessions(model) as served:
+        ends = await asyncio.wait_for(asyncio.to_thread(talk, served.url), 30)
+    assert ends == ["cancelled", "completed"]

@@ -66,6 +66,17 @@ def sound(pitch: int) -> np.ndarray[Any, Any]:
     return (8000 * np.sin(np.arange(RATE) / pitch)).astype("<i2")
 
 
+def recording(pitch: int) -> bytes:
+    """Return the same sound as a WAV file."""
+    with io.BytesIO() as buffer:
+        with wave.open(buffer, "wb") as file:
+            file.setnchannels(1)
+            file.setsampwidth(2)
+            file.setframerate(RATE)
+            file.writeframes(sound(pitch).tobytes())
+        return buffer.getvalue()
+
+
 @dataclass
 class Answer:
     """What one turn gave."""
@@ -126,13 +137,7 @@ async def test_a_spoken_turn_is_answered_as_the_same_chat_is(server: RunningServ
         await session.say(sound(20))
         answer = await session.answer()
 
-    with io.BytesIO() as buffer:
-        with wave.open(buffer, "wb") as file:
-            file.setnchannels(1)
-            file.setsampwidth(2)
-            file.setframerate(RATE)
-            file.writeframes(sound(20).tobytes())
-        data = base64.b64encode(buffer.getvalue()).decode()
+    data = base64.b64encode(recording(20)).decode()
     part = {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
     messages: Any = [{"role": "system", "content": "Listen."}, {"role": "user", "content": [part]}]
     async with AsyncOpenAI(api_key="none", base_url=f"{server.url}/v1") as client:
@@ -197,3 +202,23 @@ async def test_the_voice_of_a_session_is_heard(server: RunningServer) -> None:
 
     assert voices["ethan"].words == voices["chelsie"].words
     assert voices["ethan"].audio != voices["chelsie"].audio
+
+
+async def test_what_the_user_said_is_written_down_as_over_http(server: RunningServer) -> None:
+    """The words of the turn come from the same pipeline and the same prompt as `/v1/audio/transcriptions`."""
+    audio = {"input": {"format": {"type": "audio/pcm", "rate": RATE}, "turn_detection": None, "transcription": {}}}
+    async with talk(server, audio=audio) as session:
+        await session.say(sound(20))
+        async with asyncio.timeout(120):
+            async for event in session.session:
+                assert event.type != "error", event
+                if event.type == "conversation.item.input_audio_transcription.completed":
+                    break
+
+    async with AsyncOpenAI(api_key="none", base_url=f"{server.url}/v1") as client:
+        file = ("turn.wav", recording(20), "audio/wav")
+        written = await client.audio.transcriptions.create(model=MODEL, file=file)
+
+    assert event.transcript
+    assert event.transcript == written.text
+    assert event.usage.seconds == 1.0

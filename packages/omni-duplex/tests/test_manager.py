@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from omni_core.deploy.duplex import DuplexPlan, DuplexSettings
@@ -13,9 +14,9 @@ from omni_core.deploy.frontends import Frontend
 from omni_core.errors import ConfigError
 from omni_duplex.errors import CapacityError, DuplexError
 from omni_duplex.manager import SessionManager, Tools
-from omni_duplex.model import Capabilities, DuplexModel, DuplexStream, SessionConfig
+from omni_duplex.model import Capabilities, DuplexModel, DuplexStream, ReplicaPort, SessionConfig
 from omni_duplex.session import events as ev
-from omni_duplex.testing import PlainDialect, ScriptedModel, VirtualClock
+from omni_duplex.testing import PlainDialect, ScriptedModel, ScriptedTurnModel, VirtualClock
 
 pytestmark = pytest.mark.anyio
 
@@ -232,3 +233,47 @@ async def test_closing_ends_every_session_and_takes_no_more(manage: Any) -> None
 def test_a_model_that_contradicts_itself_is_refused(manage: Any) -> None:
     with pytest.raises(ConfigError, match="no whole number of samples"):
         manage(ScriptedModel(capabilities=Capabilities(unit_ms=7, input_rate=11_025)))
+
+
+async def test_a_model_that_writes_down_what_it_hears_is_asked_for_each_turn(manage: Any) -> None:
+    class Writing(ScriptedTurnModel):
+        async def transcribe(self, pcm: Any, sample_rate: int, config: SessionConfig, replica: ReplicaPort) -> str:
+            return f"{len(pcm)} samples at {sample_rate} Hz in {config.transcription}, group {replica.group}"
+
+    manager = manage(Writing(), TWO)
+    assert manager.has_transcriber
+    await opened(manager)
+    actor = await manager.open(PlainDialect(), SessionConfig(turn_detection=None, transcription={"language": "de"}))
+    channel = manager.attach(actor).channel
+
+    for command in (ev.Append(np.zeros(100, np.float32)), ev.Commit()):
+        await actor.receive({"command": command})
+    while (event := await channel.get())["type"] != "conversation.item.input_audio_transcription.completed":
+        pass
+
+    assert event["transcript"] == "100 samples at 24000 Hz in {'language': 'de'}, group 1"
+    assert actor.session.items[0].content[0].text == event["transcript"]
+
+
+async def test_what_is_still_being_written_down_ends_with_the_session(manage: Any) -> None:
+    ended = asyncio.Event()
+
+    class Slow(ScriptedTurnModel):
+        async def transcribe(self, *args: Any) -> str:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+            return ""
+
+    manager = manage(Slow())
+    actor = await manager.open(PlainDialect(), SessionConfig(turn_detection=None, transcription={}))
+    manager.attach(actor)
+    for command in (ev.Append(np.zeros(100, np.float32)), ev.Commit()):
+        await actor.receive({"command": command})
+    await actor.idle()
+
+    actor.post(ev.Close())
+    await asyncio.wait_for(actor.freed.wait(), 10)
+
+    await asyncio.wait_for(ended.wait(), 10)

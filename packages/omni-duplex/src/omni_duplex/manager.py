@@ -42,6 +42,7 @@ class Tools:
     ear: Callable[[Capabilities, SessionConfig], Ear] | None = None
     """Makes what finds speech; None where turn detection is not offered."""
     transcriber: Transcriber | None = None
+    """Writes down what users say, in place of the model."""
     meter: Meter | None = None
     """Counts; None where nobody does."""
     max_lead_s: float | None = 1.0
@@ -116,7 +117,7 @@ class SessionManager:
     @property
     def has_transcriber(self) -> bool:
         """Whether the user's words can be written down."""
-        return self._tools.transcriber is not None
+        return self.model.transcribes or self._tools.transcriber is not None
 
     # -- opening ---------------------------------------------------------------------------------------------------
 
@@ -156,7 +157,7 @@ class SessionManager:
             if isinstance(error, Exception):
                 raise as_duplex_error(error) from error
             raise
-        return self._begin(session_id, config, stream, dialect)
+        return self._begin(session_id, group, config, stream, dialect)
 
     def _abandon(self, session_id: str, opening: asyncio.Task[DuplexStream] | None) -> None:
         """Give a slot back once a stream that nobody waits for any more is closed again."""
@@ -173,7 +174,9 @@ class SessionManager:
         finally:
             self._release(session_id)
 
-    def _begin(self, session_id: str, config: SessionConfig, stream: DuplexStream, dialect: Dialect) -> SessionActor:
+    def _begin(
+        self, session_id: str, group: int, config: SessionConfig, stream: DuplexStream, dialect: Dialect
+    ) -> SessionActor:
         settings = self._plan.settings
         capabilities = self.capabilities
         limits = Limits(
@@ -203,7 +206,7 @@ class SessionManager:
             Outbox(journal, numbered=dialect.numbered),
             tools.clock,
             ear=tools.ear(capabilities, config) if tools.ear is not None else None,
-            transcriber=tools.transcriber,
+            transcriber=tools.transcriber or self._transcriber(group),
             meter=tools.meter.session() if tools.meter is not None else None,
             on_freed=self._freed,
         )
@@ -220,6 +223,13 @@ class SessionManager:
         groups = self._frontend.warmed_groups if self._plan.groups else (0,) * (self._frontend.max_sessions > 0)
         if frames > 0:
             await warm_up(self.model, self.capabilities, self._port, groups, frames, config)
+
+    def _transcriber(self, group: int) -> Transcriber | None:
+        """Return what writes down what is said in a session of a group; None where the model does not."""
+        if not self.model.transcribes:
+            return None
+        replica = self._port(group)
+        return lambda pcm, rate, config: self.model.transcribe(pcm, rate, config, replica)
 
     # -- sockets ---------------------------------------------------------------------------------------------------
 

@@ -316,6 +316,22 @@ class DuplexModel(ABC):
         """
         raise TypeError(f"{type(self).__name__} takes one unit at a time")
 
+    async def transcribe(self, pcm: Samples, sample_rate: int, config: SessionConfig, replica: ReplicaPort) -> str:
+        """Return the words of what a user said; only for models that override it.
+
+        Args:
+            pcm: The user's turn.
+            sample_rate: Hz of it.
+            config: The session's settings; `transcription` has `language` and `prompt`, as far as the client gave them.
+            replica: The session's replica group.
+        """
+        raise TypeError(f"{type(self).__name__} writes nothing down")
+
+    @property
+    def transcribes(self) -> bool:
+        """Whether `transcribe` is there."""
+        return type(self).transcribe is not DuplexModel.transcribe
+
     @property
     def batches(self) -> bool:
         """Whether `step_many` is there."""

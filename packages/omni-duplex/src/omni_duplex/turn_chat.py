@@ -98,6 +98,22 @@ class ChatTurnModel(DuplexModel):
             name = next(iter(config.extra))
             raise self.error("unknown_parameter", f"the model has no setting {name!r}", f"session.{name}")
 
+    async def transcribe(self, pcm: Samples, sample_rate: int, config: SessionConfig, replica: ReplicaPort) -> str:
+        """Return the words of a turn: the pipeline is asked to write them down, as `/v1/audio/transcriptions` asks it."""
+        wanted = config.transcription or {}
+        ask = self._chat.traits.transcription_prompt
+        if language := wanted.get("language"):
+            ask += f" The language of the audio is {language}."
+        if prompt := wanted.get("prompt"):
+            ask += f" Context: {prompt}"
+        content = (Content("audio", audio=pcm), Content("text", ask))
+        body = {"messages": _Writer(self._limits, sample_rate).write([Message("user", content)])}
+        sampling: list[dict[str, Any]] = [{} for _ in range(self._chat.stages)]
+        sampling[self._chat.text_stage]["temperature"] = 0.0
+        answer = replica.generate({"chat": body}, sampling_params_list=sampling, outputs=("text",))
+        async with aclosing(cast("Any", answer)) as outputs:
+            return "".join([output.data async for output in outputs if output.type == "text" and output.data])
+
     async def open(self, config: SessionConfig, replica: ReplicaPort, fence: Fence) -> DuplexStream:
         """Begin a session, which costs the pipeline nothing until it answers."""
         return _ChatStream(self._chat, self._limits, self.input_rate, replica, config)

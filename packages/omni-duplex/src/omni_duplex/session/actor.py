@@ -190,6 +190,8 @@ class SessionActor:
                 self._mailbox.put_urgent(ev.Close("internal_error"))
         for handle in self._alarms.values():
             handle.cancel()
+        for task in self._side:
+            task.cancel()
         self.freed.set()
         self._on_freed(self.session.id)
 
