@@ -22,7 +22,7 @@ import pytest
 from omni_core import AsyncOmni, SpeechPrompt
 from omni_server.testing import serve
 
-pytestmark = [pytest.mark.gpu(min_gib=4), pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.gpu(4), pytest.mark.slow, pytest.mark.timeout(900)]
 
 PACKAGES = Path(__file__).resolve().parents[1] / "packages"
 QWEN = PACKAGES / "omni-models-qwen" / "tests" / "data"
