@@ -82,7 +82,7 @@ def typecheck(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def workspace(session: nox.Session) -> None:
     """Test what no single package can: versions, docs, light start, broken plugins."""
-    shared(session, "pytest", "tests", "-m", "not engine and not gpu", *session.posargs)
+    shared(session, "pytest", "tests", "-m", "not engine and not gpu and not clients", *session.posargs)
 
 
 @nox.session
@@ -113,6 +113,12 @@ def engine(session: nox.Session) -> None:
 def gpu(session: nox.Session) -> None:
     """Run the tests that need a GPU, with whatever vLLM the running Python has."""
     session.run(sys.executable, "-m", "pytest", "packages", "tests", "-m", "gpu", *session.posargs, external=True)
+
+
+@nox.session(venv_backend="none", default=False)
+def clients(session: nox.Session) -> None:
+    """Let other people's realtime frameworks talk to us, each installed into an environment of its own."""
+    shared(session, "pytest", "tests", "-m", "clients", *session.posargs)
 
 
 @nox.session(reuse_venv=False)

@@ -70,7 +70,7 @@ class Traces:
         """Return the program's temporary files; torch keeps its cache of compiled code for the next start."""
         return {path.name for path in self.temporary.iterdir() if not path.name.startswith("torchinductor_")}
 
-    def wait_until_gone(self, timeout_s: float = 10.0) -> None:
+    def wait_until_gone(self, timeout_s: float = 30.0) -> None:
         """Wait until nothing is left; fail after `timeout_s` seconds with what is."""
         deadline = time.monotonic() + timeout_s
         while left := [*self.processes(), *self.shared_memory(), *self.files()]:

@@ -20,7 +20,7 @@ import pytest
 from omni_duplex.model import AudioOut, Capabilities, Fence, TextOut, TurnEnd
 from omni_duplex.testing import LoudEar, ScriptedTurnModel
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.clients, pytest.mark.timeout(1800)]
 
 SCRIPTS = Path(__file__).parent / "clients"
 BUILD_TIMEOUT_S = 900

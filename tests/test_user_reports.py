@@ -354,7 +354,7 @@ def test_b22_a_rate_that_cannot_be_is_refused(server: RunningServer, fields: dic
         ({"ref_audio": "data:audio/wav;base64,AAAA", "speaker_embedding": [0.1]}, None),
         ({"sampling_params_list": [{}]}, "sampling_params_list"),
         ({"sampling_params_list": [{"temperature": -1}, {}]}, "temperature"),
-        ({"sampling_params_list": [{"logit_bias": {"999999999": 1}}, {}]}, None),
+        ({"sampling_params_list": [{"logit_bias": {"999999999": 1}}, {}]}, "logit_bias"),
         ({"sampling_params_list": [{"logit_bias": {"a": 1}}, {}]}, "logit_bias"),
         ({"sampling_params_list": [{"logit_bias": {"1": "much"}}, {}]}, "logit_bias"),
         ({"sampling_params_list": [{"max_tokens": 10**30}, {}]}, "sampling_params_list"),
