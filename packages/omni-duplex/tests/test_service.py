@@ -26,7 +26,7 @@ from omni_duplex.personaplex.tiny import build_tiny
 from omni_duplex.service import first_config, load_model, make_manager
 from omni_duplex.testing import PlainDialect, ScriptedModel, ScriptedTurnModel, VirtualClock
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.engine, pytest.mark.anyio]
 
 TWO = ({0: 0, 1: 0}, {0: 1, 1: 1})
 

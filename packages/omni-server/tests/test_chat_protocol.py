@@ -84,3 +84,11 @@ def test_speech_needs_a_model_that_speaks() -> None:
 @pytest.mark.parametrize(("given", "stream", "name"), [(None, False, "wav"), (None, True, "pcm"), ("pcm16", False, "pcm")])
 def test_the_format_has_a_default_for_files_and_for_streams(given: str | None, stream: bool, name: str) -> None:
     assert make(modalities=["audio"], audio={"format": given}, stream=stream).audio_format() == name
+
+
+def test_an_unknown_field_of_an_object_is_named() -> None:
+    """B22."""
+    with pytest.raises(RequestError, match="`audio`: unknown field `sample_rate`") as refused:
+        make(audio={"format": "wav", "sample_rate": 8000})
+
+    assert refused.value.param == "audio"

@@ -88,6 +88,16 @@ def test_package_for_another_torch_is_found(plugin_folder: Path, torch: str | No
     assert [text.split(": importing")[0] for text in found] == expected
 
 
+def test_a_missing_decoder_of_media_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {"av": object()}
+    monkeypatch.setattr("importlib.util.find_spec", there.get)
+
+    (finding,) = packages.decoder_faults()
+
+    assert texts([finding]) == ["warning: opencv-python-headless is not installed, so videos of conversations cannot be read"]
+    assert finding.way_out == "pip install opencv-python-headless"
+
+
 def test_report_has_facts_and_findings_and_fails_for_an_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

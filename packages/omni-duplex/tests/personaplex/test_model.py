@@ -17,7 +17,7 @@ from omni_duplex.errors import DuplexError
 from omni_duplex.model import AudioIn, AudioOut, Fence, Listen, Output, SessionConfig, TextOut, TurnEnd
 from omni_duplex.personaplex.model import PAUSE_FRAMES, PersonaPlex, PersonaPlexStream, TurnGate
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.engine, pytest.mark.anyio]
 
 PAD = 3
 LOUD, QUIET = np.full(1920, 0.1, np.float32), np.full(1920, 0.001, np.float32)

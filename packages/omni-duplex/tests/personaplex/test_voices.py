@@ -16,6 +16,8 @@ from omni_duplex.personaplex import voices
 from omni_duplex.personaplex.shape import VOICES, Shape
 from omni_duplex.personaplex.voices import read_voice, voice_names
 
+pytestmark = pytest.mark.engine
+
 
 class Trap:
     """Writes a file when it is unpickled."""
@@ -62,7 +64,6 @@ def test_only_plain_files_of_the_folder_count(packed: Callable[..., Path]) -> No
     assert voice_names(packed(dict.fromkeys(names, b"x"), link="/etc/passwd")) == ("also", "good")
 
 
-@pytest.mark.engine
 def test_a_pickle_that_runs_code_does_not(packed: Callable[..., Path], shape: Shape, tmp_path: Path) -> None:
     mark = tmp_path / "ran"
     folder = packed({"voices/evil.pt": pickle.dumps(Trap(mark))})
@@ -73,7 +74,6 @@ def test_a_pickle_that_runs_code_does_not(packed: Callable[..., Path], shape: Sh
     assert not mark.exists()
 
 
-@pytest.mark.engine
 @pytest.mark.parametrize(("dim", "streams"), [(32, 17), (64, 9)])
 def test_a_voice_of_another_network_is_refused(packed: Callable[..., Path], shape: Shape, dim: int, streams: int) -> None:
     import torch

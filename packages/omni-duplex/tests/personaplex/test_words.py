@@ -11,6 +11,8 @@ from omni_duplex.personaplex.prompt import wrapped
 from omni_duplex.personaplex.shape import TEXT_TOKENIZER, Shape
 from omni_duplex.personaplex.words import TextTokens, Words
 
+pytestmark = pytest.mark.engine
+
 
 @pytest.fixture(scope="module")
 def tokens(folder: Path, shape: Shape) -> TextTokens:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from omni_core.errors import ConfigError
+from omni_core.errors import ConfigError, DependencyError
 from omni_core.stage import ResolvedStage
 from omni_models_moss.codec.location import NAME, find_codec
 
@@ -73,7 +73,14 @@ def test_an_override_of_the_stage_beats_all(tmp_path: Path, stage_of: StageOf) -
     assert find_codec(stage_of(folder, 0, engine_args={"hf_overrides": {NAME: str(other)}})) == other
 
 
-def test_a_checkpoint_without_a_codec_says_how_to_name_one(tmp_path: Path, stage_of: StageOf) -> None:
+def _nowhere(name: str) -> None:
+    raise DependencyError(f"cannot fetch {name!r}")
+
+
+def test_a_checkpoint_without_a_codec_says_how_to_name_one(
+    tmp_path: Path, stage_of: StageOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("omni_models_moss.codec.location.read_model_info", _nowhere)
     folder = talker(tmp_path / "talker")
 
     with pytest.raises(ConfigError, match="the checkpoint has no codec") as error:

@@ -229,6 +229,8 @@ def _as_request_error(model: type[BaseModel], error: ValidationError) -> Request
     for item in error.errors():
         name = str(item["loc"][0]) if item["loc"] else ""
         text = item["msg"].removeprefix("Value error, ")
+        if item["type"] == "extra_forbidden":
+            text = f"unknown field `{str(item['loc'][-1])[:60]}`"
         faults.setdefault(name, []).append(text[:1].lower() + text[1:])
     texts = [f"`{name}`: {' or '.join(dict.fromkeys(items))}" if name else items[0] for name, items in faults.items()]
     return RequestError("; ".join(texts), param=next(iter(faults)) or None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +19,11 @@ from omni_core.plugins import CORE, PluginManager, version_of, vllm_distribution
 BESIDE_TORCH = ("torchvision", "torchaudio", "torchcodec")
 _CUDA_LIBRARIES = (b"libtorch_cuda.so", b"libcudart.so", b"libc10_cuda.so", b"libnvrtc.so")
 _SHIM = "omni_torchvision_shim"
+DECODERS = {
+    "cv2": ("opencv-python-headless", "videos of conversations cannot be read"),
+    "av": ("av", "the sound of videos cannot be heard"),
+}
+"""Modules that vLLM decodes files with if they are there: what brings one, and what does not work without."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,8 @@ def package_faults(manager: PluginManager) -> Iterator[Finding]:
     for name in BESIDE_TORCH:
         yield from torch_pair_faults(name, torch)
         yield from torch_companion_faults(name, torch)
+    if vllm_distribution() is not None:
+        yield from decoder_faults()
     yield from _variable_faults()
 
 
@@ -159,6 +167,13 @@ def linked_cuda_library(name: str) -> str | None:
                 if library in content:
                     return library.decode()
     return None
+
+
+def decoder_faults() -> Iterator[Finding]:
+    """Yield a warning for each library that is missing beside vLLM for files of conversations."""
+    for module, (package, loss) in DECODERS.items():
+        if importlib.util.find_spec(module) is None:
+            yield Finding("warning", f"{package} is not installed, so {loss}", f"pip install {package}")
 
 
 def _has_shim() -> bool:

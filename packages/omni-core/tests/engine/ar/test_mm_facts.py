@@ -19,8 +19,12 @@ def item(**fields: Any) -> dict[str, Any]:
     return {name: SimpleNamespace(data=value) for name, value in fields.items()}
 
 
+def place(offset: int, length: int, embeds: int | None = None) -> SimpleNamespace:
+    return SimpleNamespace(offset=offset, length=length, get_num_embeds=lambda: length if embeds is None else embeds)
+
+
 def prompt(items: dict[str, list[Any]], hashes: dict[str, list[str]] | None = None) -> dict[str, Any]:
-    places = {kind: [SimpleNamespace(offset=10 * n, length=3) for n in range(len(found))] for kind, found in items.items()}
+    places = {kind: [place(10 * n, 3) for n in range(len(found))] for kind, found in items.items()}
     names = hashes or {kind: [f"{kind}{n}" for n in range(len(found))] for kind, found in items.items()}
     return {"type": "multimodal", "mm_kwargs": items, "mm_hashes": names, "mm_placeholders": places}
 
@@ -79,3 +83,9 @@ def test_a_prompt_of_text_has_none() -> None:
 
 def test_positions_are_counted_by_kind() -> None:
     assert prompt_counts(prompt({"image": [image(4), image(4)], "audio": []})) == {"prompt_image_tokens": 6.0}
+
+
+def test_a_video_and_its_sound_have_their_own_positions_of_one_range() -> None:
+    both = {"mm_placeholders": {"video": [place(5, 318, 288)], "audio": [place(5, 318, 28)]}}
+
+    assert prompt_counts(both) == {"prompt_video_tokens": 288.0, "prompt_audio_tokens": 28.0}

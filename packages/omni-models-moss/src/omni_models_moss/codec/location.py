@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from omni_core.errors import ConfigError
+from omni_core.errors import ConfigError, DependencyError
 from omni_core.model_info import read_model_info
 from omni_core.modelkit.config_reader import read_json
 from omni_core.stage import ResolvedStage
@@ -41,14 +41,19 @@ def find_codec(stage: ResolvedStage) -> Path:
     config = read_json(folder / "config.json")
     if "quantizer_kwargs" in config:
         return folder
-    named = _named(config) or _named(_processor_config(folder)) or stage.topology.extras.get(PUBLISHED)
-    if not named:
-        raise ConfigError(
-            f"the checkpoint has no codec: there is no {inside}, and config.json has no {NAME}",
-            where=f"stage {stage.name}",
-            hint=f"name the codec's folder or repository in the deploy file: hf_overrides: {{{NAME}: ...}} of the stage",
-        )
-    return _folder(str(named), folder)
+    if named := _named(config) or _named(_processor_config(folder)):
+        return _folder(named, folder)
+    published, reason = stage.topology.extras.get(PUBLISHED), ""
+    if published:
+        try:
+            return _folder(str(published), folder)
+        except DependencyError as error:
+            reason = f"; the published one, {published}, is not here either: {error.message}"
+    raise ConfigError(
+        f"the checkpoint has no codec: there is no {inside}, and config.json has no {NAME}{reason}",
+        where=f"stage {stage.name}",
+        hint=f"name the codec's folder or repository in the deploy file: hf_overrides: {{{NAME}: ...}} of the stage",
+    )
 
 
 def _named(raw: Mapping[str, Any]) -> str | None:

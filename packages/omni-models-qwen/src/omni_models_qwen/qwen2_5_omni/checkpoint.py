@@ -80,6 +80,7 @@ class Checkpoint:
                 audio=thinker.take("audio_token_index", int),
                 merge_size=talker.optional("spatial_merge_size", int, 2),
                 positions_per_second=talker.optional("position_id_per_seconds", int, 25),
+                shared_marks=True,
             ),
             text_end=talker.take("tts_text_end_token_id", int),
             text_pad=talker.take("tts_text_pad_token_id", int),

@@ -31,6 +31,8 @@ class MediaFacts:
     """Patches of an image along one side that become one position."""
     positions_per_second: float
     """Temporal positions of a second of video."""
+    shared_marks: bool = False
+    """Whether the two marks before a video with its sound have one position, and the two behind it another."""
 
     def is_media(self, ids: Ints) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """Return which ids stand for media, bool [P]."""
@@ -65,6 +67,7 @@ def prompt_positions(
     """Return positions [3, n] of the ids that are kept and of `tail` more, and what later positions are moved by.
 
     None means that positions count up, as they do without images and videos: audio takes one after the other, as text does.
+    Behind a video with its sound they go on from whichever of the two ends the block, as transformers has it.
 
     Args:
         media: The checkpoint's facts.
@@ -83,15 +86,17 @@ def prompt_positions(
     numbers = [0, 0]  # images and videos so far
     parts: list[Ints] = []
     following = 0
-    for start, end in _runs(kinds):
+    runs = _runs(kinds)
+    marked = [media.shared_marks and _has_sound(kinds[start:end]) for start, end in runs]
+    for (start, end), behind, before in zip(runs, [False, *marked], [*marked[1:], False], strict=False):
         block = kinds[start:end]
         if block[0] == _TEXT:
-            part = _line(int(kept[start:end].sum()))
+            part = _text(int(kept[start:end].sum()), behind=behind, before=before)
         else:
             part = _block(block, shapes, numbers, media)
             part = part if kept[start] else part[:, :0]
         parts.append(part + following)
-        following = int(parts[-1].max()) + 1 if part.size else following
+        following = int(parts[-1][:, _last_piece(block) :].max()) + 1 if part.size else following
     parts.append(_line(tail) + following)
     positions = np.concatenate(parts, axis=1)
     return positions, int(positions.max()) + 1 - positions.shape[1]
@@ -102,6 +107,26 @@ def _runs(kinds: Ints) -> list[tuple[int, int]]:
     groups = np.where(kinds == _AUDIO, _VIDEO, kinds)
     cuts = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(kinds)]
     return list(itertools.pairwise(cuts))
+
+
+def _has_sound(block: Ints) -> bool:
+    return bool((block == _VIDEO).any() and (block == _AUDIO).any())
+
+
+def _last_piece(block: Ints) -> int:
+    """Return where the last piece of one kind begins."""
+    changes = np.flatnonzero(np.diff(block))
+    return int(changes[-1]) + 1 if len(changes) else 0
+
+
+def _text(length: int, *, behind: bool, before: bool) -> Ints:
+    """Return the positions of text; behind or before a video with its sound two marks have one."""
+    line = np.arange(length, dtype=np.int64)
+    if behind:
+        line[1:] -= 1
+    if before:
+        line[-1:] -= 1
+    return np.broadcast_to(line, (3, length))
 
 
 def _line(length: int) -> Ints:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from omni_core.engine.vllm_bridge import MEDIA_CONNECTOR_REGISTRY, MediaConnector
-from omni_core.errors import OmniError, RequestError
+from omni_core.errors import OmniError, RequestError, UnsupportedError
 
 _NAME = "omni"
 _SCHEME = "omni-media:"
@@ -121,6 +121,7 @@ class OmniMediaConnector(MediaConnector):  # type: ignore[misc]
 
         Raises:
             RequestError: It cannot be read; `param` names its place.
+            UnsupportedError: What decodes such files is not installed.
         """
         if url not in _known:
             return await super().load_from_url_async(url, media_io, fetch_timeout=fetch_timeout)
@@ -131,6 +132,10 @@ class OmniMediaConnector(MediaConnector):  # type: ignore[misc]
             return await asyncio.get_running_loop().run_in_executor(None, media_io.load_bytes, source)
         except OmniError:
             raise
+        except ImportError as error:
+            raise _undecodable(place, kind, str(error)) from error
+        except ArithmeticError as error:  # vLLM's choice of frames divides by what a usual video has
+            raise unreadable(place, kind, "it has too few frames, or no rate of them") from error
         except Exception as error:  # decoders raise classes of their own, and a file that they refuse is the request's
             raise unreadable(place, kind, str(error)) from error
 
@@ -140,8 +145,15 @@ class OmniMediaConnector(MediaConnector):  # type: ignore[misc]
         Raises:
             RequestError: There are none, or they are no numbers; `param` names the place.
         """
-        samples, rate = await super().fetch_audio_async(audio_url)
         place, kind, _ = _known.get(audio_url, ("messages", "audio_url", ""))
+        try:
+            samples, rate = await super().fetch_audio_async(audio_url)
+        except UnsupportedError:
+            raise
+        except RequestError as error:
+            if kind == "video_url":
+                raise _silent(place, error) from error
+            raise
         array = np.asarray(samples)
         if array.shape[-1] < MIN_AUDIO_S * rate:
             raise unreadable(place, kind, f"it has {array.shape[-1]} samples at {rate:g} Hz")
@@ -158,3 +170,16 @@ def unreadable(place: str, kind: str, reason: str) -> RequestError:
         param=place,
         hint="send a whole file of a usual format",
     )
+
+
+def _silent(place: str, error: RequestError) -> RequestError:
+    """Return the error for a video whose sound was asked for."""
+    reason = error.message.rpartition("read: ")[2]
+    hint = "leave out use_audio_in_video, or send videos with sound"
+    return RequestError(f"`{place}` has no sound that can be read: {reason}", param=place, hint=hint)
+
+
+def _undecodable(place: str, kind: str, reason: str) -> UnsupportedError:
+    """Return the error for a file whose decoder is not installed."""
+    hint = "omni doctor names the missing package to the operator"
+    return UnsupportedError(f"`{place}`: this server cannot read {PART_KINDS[kind]}: {reason}", param=place, hint=hint)

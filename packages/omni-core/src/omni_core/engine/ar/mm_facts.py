@@ -74,6 +74,13 @@ def _facts_of(item: Mapping[str, Any]) -> Facts:
 
 
 def prompt_counts(prompt: Mapping[str, Any]) -> dict[str, float]:
-    """Return how many positions of a prompt each kind of input has: `prompt_audio_tokens` and so on."""
+    """Return how many positions of a prompt each kind of input has: `prompt_audio_tokens` and so on.
+
+    A video and its sound share one range; of it each has its own positions, and the marks are text.
+    """
     places = prompt.get("mm_placeholders") or {}
-    return {f"prompt_{kind}_tokens": float(sum(place.length for place in found)) for kind, found in places.items() if found}
+    return {
+        f"prompt_{kind}_tokens": float(sum(place.get_num_embeds() for place in found))
+        for kind, found in places.items()
+        if found
+    }
