@@ -154,3 +154,14 @@ def test_a_video_without_sound_cannot_be_heard(server: RunningServer) -> None:
     assert "has no sound that can be read" in error["message"]
     assert "leave out use_audio_in_video" in error["message"]
     assert text_of(ask(server, part(make_video())))
+
+
+def test_other_audio_beside_a_video_that_is_heard_is_refused(server: RunningServer, chat_folder: Path) -> None:
+    audio = part((chat_folder / "inputs" / "in_a.wav").read_bytes(), "audio", "wav")
+    video = part(make_video(pitch=200))
+
+    refused = post(server, audio, video, use_audio_in_video=True)
+
+    assert refused.status_code == 400, refused.text
+    assert "equal number of audio and video" in refused.json()["error"]["message"]
+    assert prompt_tokens(ask(server, audio, video))["audio_tokens"] > 10

@@ -349,14 +349,6 @@ def test_the_fused_profile_is_refused_outside_cuda(platform: str, resolve: Resol
         resolve("qwen3_tts", f"{FUSED}.yaml", platform=platform)
 
 
-def test_the_duplex_profile_says_that_the_pipeline_has_no_duplex_sessions_yet(resolve: Resolve) -> None:
-    """E15."""
-    with pytest.raises(ConfigError, match="'qwen3_omni_moe' has no duplex sessions") as caught:
-        resolve("qwen3_omni_moe", f"{DUPLEX}.yaml")
-
-    assert caught.value.where.endswith("qwen3_omni_duplex.yaml:4:15")
-
-
 @pytest.mark.parametrize("platform", PLATFORMS)
 def test_the_duplex_profile_resolves_for_a_pipeline_with_a_duplex_plugin(platform: str, resolve: Resolve) -> None:
     able = replace(QWEN3_OMNI_MOE, duplex_plugin="omni_core.testing.fakes:SumVocoder")

@@ -21,7 +21,7 @@ from omni_core.testing.videos import make_video
 pytestmark = [
     pytest.mark.engine,
     pytest.mark.slow,
-    pytest.mark.usefixtures("engine_process"),
+    pytest.mark.usefixtures("engine_process", "inference"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore:Passing `repetition_penalty` with `inputs_embeds`:UserWarning"),
 ]

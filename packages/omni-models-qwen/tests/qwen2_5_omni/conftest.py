@@ -12,7 +12,6 @@ import pytest
 from omni_core.runner import Handoff, StageOutput
 from omni_core.stage import ResolvedEdge, ResolvedStage
 from omni_models_qwen import plugin
-from omni_models_qwen.qwen2_5_omni.handoff import EMBEDS, HIDDEN, thinker2talker
 from omni_models_qwen.qwen2_5_omni.pipeline import QWEN2_5_OMNI
 
 GRIDS = {"image": {"image_grid_thw": np.array([[1, 4, 6]])}}
@@ -67,6 +66,7 @@ def thinker_inputs() -> Callable[[Any], dict[str, Any]]:
 @pytest.fixture(scope="session")
 def payload_of(thinker_inputs: Callable[[Any], dict[str, Any]]) -> Callable[[Any], Any]:
     """Return what the thinker hands over for a golden case."""
+    from omni_models_qwen.qwen2_5_omni.handoff import EMBEDS, HIDDEN, thinker2talker  # it imports torch
 
     def make(case: Any) -> Any:
         tensors = {EMBEDS: case.array("thinker_embeds"), HIDDEN: case.array("thinker_hidden_last")}

@@ -55,9 +55,9 @@ def remove_run_dirs(server: Watched) -> None:
 
 def parent_folder() -> Path:
     """Return the folder for temporary files, one with a path short enough for sockets below it."""
-    # The kernel takes 107 bytes for a socket's path, and the folder's name and the socket's need about 50.
+    # The kernel takes 107 bytes for a socket's path. The run directory's name needs up to 34, vLLM's names of sockets 36.
     folder = tempfile.gettempdir()
-    return Path(folder if len(folder) <= 55 else "/tmp")
+    return Path(folder if len(os.fsencode(folder)) <= 35 else "/tmp")
 
 
 def _prefix(server: Watched) -> str:

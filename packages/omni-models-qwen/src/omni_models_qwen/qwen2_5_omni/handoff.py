@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import torch
 
 from omni_core.payload import Payload
 from omni_core.runner import Handoff, StageOutput
@@ -26,6 +25,8 @@ def thinker2talker(handoff: Handoff, output: StageOutput) -> Payload:
     for the mark of the voice, for the n tokens of the reply that the thinker read. The positions of media are to be read
     without the embeddings; where there may be some, their hidden states go along as `media_rows`, beside `media_positions`.
     """
+    import torch  # pipelines are looked at where it is not installed
+
     embeds, hidden = torch.as_tensor(output.tensors[EMBEDS]), torch.as_tensor(output.tensors[HIDDEN])
     prompt = len(handoff.inputs["prompt_token_ids"])
     rows = torch.zeros((len(hidden) + 1, hidden.shape[1]), dtype=hidden.dtype)
