@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 KILL_AFTER_S = 40.0
-"""Seconds in which a frontend must have ended after its sessions and its requests have had their time to drain, each in turn."""
+"""Seconds in which a frontend must have ended after its sessions, then its requests, have had their time to drain."""
 
 
 def resolve_for_frontends(args: argparse.Namespace) -> ResolvedPipeline:
@@ -195,10 +195,10 @@ async def _pass_on(reader: asyncio.StreamReader) -> None:
 
 
 def watch_parent() -> None:
-    """End this frontend when its parent is gone."""
-    from omni_core.engine.watch import watch_from_environment
+    """End this frontend when its parent is gone. What the parent leaves is not the frontend's to remove."""
+    from omni_core.engine.watch import WATCH_ENV, parse_watched, watch_process
 
-    watch_from_environment()
+    watch_process(parse_watched(os.environ[WATCH_ENV]))
 
 
 @contextlib.contextmanager
