@@ -105,8 +105,9 @@ def engine(session: nox.Session) -> None:
         session.error("the contract tests of omni_core.engine.vllm_bridge are gone")
     shared(session, "pytest", *contract, OMP_NUM_THREADS="1")
     ignored = [f"--ignore={path}" for path in contract]
-    # Whole files to each of two workers: they wait for processes most of the time, and share what a module has started.
-    workers = ("-n", "2", "--dist", "loadfile")
+    # Whole files to each of two workers: they wait for processes most of the time, and share what a module has started. A test
+    # that takes too long must not take its worker along: the other one would wait for ever.
+    workers = ("-n", "2", "--dist", "loadfile", "--timeout-method", "signal")
     marks = ("-m", "engine and not gpu")
     shared(session, "pytest", "packages", "tests", *marks, *workers, *ignored, *session.posargs, OMP_NUM_THREADS="1")
 
