@@ -355,6 +355,7 @@ async def test_the_sync_client_holds_a_conversation_and_is_interrupted(serve_ses
     def talk(url: str) -> list[str]:
         client = OpenAI(api_key="key-1", base_url=f"{url.replace('ws', 'http')}/v1", websocket_base_url=f"{url}/v1")
         ends: list[str] = []
+        is_cancelled = False
         with client, client.realtime.connect(model=MODEL) as session:
             session.session.update(session={"type": "realtime", "audio": {"input": {"turn_detection": None}}})
             session.input_audio_buffer.append(audio=base64.b64encode(bytes(9600)).decode())
@@ -362,9 +363,10 @@ async def test_the_sync_client_holds_a_conversation_and_is_interrupted(serve_ses
             session.response.create()
             for event in session:
                 assert event.type != "error", event
-                if event.type == "response.output_audio.delta" and not ends:
+                if event.type == "response.output_audio.delta" and not is_cancelled:
+                    is_cancelled = True
                     session.response.cancel()
-                    model.give(50)
+                    loop.call_soon_threadsafe(model.give, 50)
                 elif event.type == "response.done":
                     ends.append(str(event.response.status))
                     if len(ends) == 2:
@@ -372,7 +374,7 @@ async def test_the_sync_client_holds_a_conversation_and_is_interrupted(serve_ses
                     session.response.create()
         return ends
 
-    model = turns()
+    model, loop = turns(), asyncio.get_running_loop()
     model.hold()
     model.give(2)
     async with serve_sessions(model) as served:
