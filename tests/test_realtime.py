@@ -366,11 +366,11 @@ async def test_the_sync_client_holds_a_conversation_and_is_interrupted(serve_ses
                 if event.type == "response.output_audio.delta" and not is_cancelled:
                     is_cancelled = True
                     session.response.cancel()
-                    loop.call_soon_threadsafe(model.give, 50)
                 elif event.type == "response.done":
                     ends.append(str(event.response.status))
                     if len(ends) == 2:
                         return ends
+                    loop.call_soon_threadsafe(model.give, 50)
                     session.response.create()
         return ends
 
