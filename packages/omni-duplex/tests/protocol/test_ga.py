@@ -13,9 +13,11 @@ from pydantic import TypeAdapter
 from omni_duplex.model import AudioOut, Capabilities, Fence, TextOut, ToolCall, TurnEnd
 from omni_duplex.testing import ScriptedModel, ScriptedTurnModel, unknown_fields
 
-openai_events = pytest.importorskip("openai.types.realtime.realtime_server_event", reason="the SDK is there with vLLM only")
+openai_events = pytest.importorskip(
+    "openai.types.realtime.realtime_server_event", reason="the SDK is in the environment of the engine tests"
+)
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.engine, pytest.mark.anyio]
 
 
 def check(events: list[dict[str, Any]]) -> None:

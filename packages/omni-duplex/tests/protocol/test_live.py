@@ -17,9 +17,9 @@ from omni_duplex.protocol import live
 from omni_duplex.protocol.live import LiveDialect
 from omni_duplex.testing import LoudEar, ScriptedModel, ScriptedTurnModel, unknown_fields
 
-sdk = pytest.importorskip("openai.types.live.server_event", reason="the SDK is there with vLLM only")
+sdk = pytest.importorskip("openai.types.live.server_event", reason="the SDK is in the environment of the engine tests")
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.engine, pytest.mark.anyio]
 
 TURNS = Capabilities(turn_policy="commit", text_input=True, voices=("ada", "bob"))
 BASE = SessionConfig(turn_detection=TurnDetection())

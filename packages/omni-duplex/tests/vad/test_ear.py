@@ -15,7 +15,7 @@ from omni_duplex.testing.speech import missing_speech, silence, speak
 from omni_duplex.vad.ear import silero_ears
 
 pytest.importorskip("onnxruntime", reason="the extra `vad` of omni-duplex brings it")
-pytestmark = pytest.mark.skipif(missing_speech() is not None, reason=str(missing_speech()))
+pytestmark = [pytest.mark.engine, pytest.mark.skipif(missing_speech() is not None, reason=str(missing_speech()))]
 
 RATE = 24_000
 FRAME_MS = 32
