@@ -12,6 +12,8 @@ pytest.importorskip("torch", reason="the runner's records are read in the stage'
 from omni_core.engine.ar.reply import Reply, logprob_entries
 from omni_core.runner import StageOutput
 
+pytestmark = pytest.mark.engine
+
 
 class Tokenizer:
     def decode(self, ids: list[int]) -> str:

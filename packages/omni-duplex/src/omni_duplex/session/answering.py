@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from omni_duplex.errors import SERVER, DuplexError
+from omni_duplex.errors import DuplexError
 from omni_duplex.model import AudioOut, Fence, Heard, Listen, ResponseOptions, TextOut, ToolCall, TurnEnd
 from omni_duplex.protocol.objects import item_object, response_object, response_part
 from omni_duplex.session import events as ev
@@ -366,8 +366,3 @@ def _before(session: Session, item: Item) -> str | None:
 def _tell(session: Session, kind: str, response: Response, status: str, **facts: Any) -> ev.Send:
     conversation = f"conv_{session.id[-12:]}"
     return ev.Send({"type": kind, "response": response_object(response, status, conversation_id=conversation, **facts)})
-
-
-def internal_error(message: str) -> DuplexError:
-    """Return the error of a fault that is not the client's."""
-    return DuplexError("internal_error", message, kind=SERVER)
