@@ -44,6 +44,7 @@ def test_it_writes_a_table_and_json(tmp_path: Path) -> None:
         assert 0 < cell["p10_us"] <= cell["p50_us"] <= cell["p90_us"]
         assert cell["put_p50_us"] <= cell["p50_us"]
         assert cell["of_memcpy"] > 0
+        assert cell["stream_of_memcpy"] > 0
         assert cell["times_segment"] is None
 
 

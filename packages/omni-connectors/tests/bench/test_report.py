@@ -13,10 +13,10 @@ US = 1000
 
 def samples() -> list[Samples]:
     return [
-        Samples(MEMCPY, 10**6, [100 * US] * 4, [100 * US] * 4, cpu_ns=400 * US),
-        Samples(SEGMENT, 10**6, [900 * US, 1000 * US, 1100 * US], [500 * US] * 3),
-        Samples("Fast", 10**6, [120 * US, 125 * US, 130 * US, 1000 * US], [110 * US] * 4, cpu_ns=2_000_000_000),
-        Samples("Fast", 10, [10 * US] * 4, [5 * US] * 4),
+        Samples(MEMCPY, 10**6, [100 * US] * 4, [100 * US] * 4, 400 * US, stream_ns=200 * US, streamed=2),
+        Samples(SEGMENT, 10**6, [900 * US, 1000 * US, 1100 * US], [500 * US] * 3, stream_ns=900 * US, streamed=1),
+        Samples("Fast", 10**6, [120 * US, 125 * US, 130 * US, 1000 * US], [110 * US] * 4, 2 * 10**9, 500 * US, 4),
+        Samples("Fast", 10, [10 * US] * 4, [5 * US] * 4, stream_ns=8 * US, streamed=1),
     ]
 
 
@@ -28,12 +28,14 @@ def test_ratios_are_those_of_medians_of_the_same_size() -> None:
     assert cell.times_segment == pytest.approx(1000 / 127.5)
     assert cell.gb_per_s == pytest.approx(10**6 / 127_500)
     assert cell.cpu_s_per_gb == pytest.approx(2 / 4e6 * 1e9)
+    assert cell.stream_gb_per_s == pytest.approx(8.0)
+    assert cell.stream_of_memcpy == pytest.approx(8.0 / 10.0)
 
 
 def test_a_size_without_its_baselines_has_no_ratio() -> None:
     cell = report.make_cells(samples())[3]
 
-    assert (cell.of_memcpy, cell.times_segment) == (None, None)
+    assert (cell.of_memcpy, cell.stream_of_memcpy, cell.times_segment) == (None, None, None)
 
 
 def test_the_text_has_a_table_for_each_size() -> None:

@@ -47,3 +47,15 @@ def test_both_processes_of_a_pair_end_when_it_is_closed(tmp_path: Path, started:
 
     assert len(answer["took_ns"]) == 2
     assert [process.returncode for process in started] == [0, 0]
+
+
+def test_a_stream_has_several_payloads_under_way_and_answers_for_each(tmp_path: Path) -> None:
+    pair = run.Pair(Way(SEGMENT), str(tmp_path))
+
+    try:
+        answers = [pair.turn(1000, count, window=8) for count in (1, 5, 20)]
+    finally:
+        pair.close()
+
+    assert [len(answer["took_ns"]) for answer in answers] == [1, 5, 20]
+    assert all(answer["all_ns"] >= max(answer["put_ns"]) for answer in answers)

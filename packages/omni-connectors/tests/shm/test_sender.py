@@ -156,9 +156,9 @@ def test_cleanup_while_a_payload_is_written_outside_frees_it(ends: Any, monkeypa
     sending, receiving = ends
     create = sender.Area.create
 
-    def create_and_clean(nbytes: int, name: str) -> sender.Area:
+    def create_and_clean(*place: Any, **how: Any) -> sender.Area:
         sending.cleanup("request")
-        return create(nbytes, name)
+        return create(*place, **how)
 
     monkeypatch.setattr(sender.Area, "create", create_and_clean)
 
@@ -170,7 +170,7 @@ def test_cleanup_while_a_payload_is_written_outside_frees_it(ends: Any, monkeypa
 
 
 def test_memory_that_the_kernel_refuses_is_reported_as_full(ends: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(nbytes: int, name: str) -> sender.Area:
+    def refuse(*place: Any, **how: Any) -> sender.Area:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(sender.Area, "create", refuse)

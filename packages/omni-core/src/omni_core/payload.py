@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 import re
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -22,7 +23,12 @@ Payload = Mapping[str, Any]
 """Names to numpy arrays, torch tensors, None, bool, int, float, str, bytes, and lists and mappings of these."""
 
 _ALIGN = 64
-_SIZE_BYTES = 8
+_SIZE = struct.Struct("<Q")
+"""How many bytes the header has; in front of it."""
+_SIZE_BYTES = _SIZE.size
+_PLAIN = frozenset({type(None), bool, int, float, str, bytes})
+_BUFFER_KINDS = "biuf"
+"""Kinds of numpy dtypes whose arrays give their bytes through the buffer protocol, whatever their byte order."""
 _KINDS = "biufcSUVmM"
 """Kinds of numpy dtypes whose values are plain bytes."""
 _PLAIN_DTYPE = re.compile(rf"[<>|=][{_KINDS}][0-9]{{1,10}}(\[\w+\])?", re.ASCII)
@@ -39,16 +45,23 @@ _TORCH_ONLY = {
 """Dtypes that only torch has, with their size in bytes."""
 
 
+_Size = Annotated[int, msgspec.Meta(ge=0)]
+
+
 class _Array(msgspec.Struct, array_like=True, frozen=True):
     dtype: str
-    shape: tuple[int, ...]
-    offset: int
-    size: int
+    shape: Annotated[tuple[_Size, ...], msgspec.Meta(max_length=_MAX_DIMS)]
+    offset: _Size
+    size: _Size
 
 
 class _Header(msgspec.Struct, array_like=True, frozen=True):
     values: Any
     arrays: tuple[_Array, ...]
+
+
+_encode_header = msgspec.msgpack.Encoder().encode
+_decode_header = msgspec.msgpack.Decoder(_Header).decode
 
 
 class EncodedPayload:
@@ -60,52 +73,71 @@ class EncodedPayload:
 
     def __init__(self, payload: Payload) -> None:
         self.buffers: list[tuple[int, memoryview]] = []
-        self._arrays: list[_Array] = []
+        self._arrays: list[tuple[str, tuple[int, ...], int, int]] = []
         self._size = 0
+        self._place: list[str | int] = []
         if not isinstance(payload, Mapping):
             raise ServiceError(f"a payload must be a mapping, not a {type(payload).__name__}")
         try:
-            values = self._take(payload, "payload")
-            self.header = msgspec.msgpack.encode(_Header(values, tuple(self._arrays)))
+            self.header = _encode_header((self._take(payload), self._arrays))
         except RecursionError:
             raise ServiceError("a payload is nested too deeply", hint="make it flatter; it must not contain itself") from None
+        except _Unfit as error:
+            raise ServiceError(f"{self._where()} {error}", hint=error.hint) from error.__cause__
         except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
             raise ServiceError(f"a payload cannot be encoded: {error}", hint="integers must fit into 64 bits") from error
         self._body = _aligned(_SIZE_BYTES + len(self.header))
         self.nbytes = self._body + self._size
 
-    def _take(self, value: Any, place: str) -> Any:
-        if type(value) is np.ndarray:
-            return {"a": self._add(*self._bytes_of(value, place))}
+    def _where(self) -> str:
+        steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in self._place)
+        return "payload" + "".join(steps)
+
+    def _take(self, value: Any) -> Any:
+        kind = type(value)
+        if kind is np.ndarray:
+            return {"a": self._add(value)}
+        if kind in _PLAIN:
+            return value
         if isinstance(value, Mapping):
-            return {"m": {_key(key, place): self._take(item, f"{place}.{key}") for key, item in value.items()}}
+            found = {}
+            for key, item in value.items():
+                if not isinstance(key, str):
+                    raise _Unfit(f"has the key {key!r}", "names in a payload are strings")
+                self._place.append(key)
+                found[key] = self._take(item)
+                self._place.pop()
+            return {"m": found}
         if isinstance(value, (list, tuple)):
-            return [self._take(item, f"{place}[{index}]") for index, item in enumerate(value)]
-        if value is None or isinstance(value, (bool, int, float, str, bytes)):
+            items = []
+            for index, item in enumerate(value):
+                self._place.append(index)
+                items.append(self._take(item))
+                self._place.pop()
+            return items
+        if isinstance(value, (bool, int, float, str, bytes)):
             return value
         if isinstance(value, np.generic):
             plain = value.item()
-            if type(plain) in (bool, int, float, str, bytes):
+            if type(plain) in _PLAIN:
                 return plain
             value = np.asarray(value)
-        return {"a": self._add(*self._bytes_of(value, place))}
+        return {"a": self._add(value)}
 
-    def _bytes_of(self, value: Any, place: str) -> tuple[str, tuple[int, ...], memoryview]:
+    def _add(self, value: Any) -> int:
         try:
-            return _as_bytes(value)
+            dtype, shape, raw = _as_bytes(value)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise ServiceError(f"{place} cannot travel in a payload: {error}") from error
-
-    def _add(self, dtype: str, shape: tuple[int, ...], raw: memoryview) -> int:
+            raise _Unfit(f"cannot travel in a payload: {error}") from error
         offset = _aligned(self._size)
-        self._arrays.append(_Array(dtype, shape, offset, raw.nbytes))
+        self._arrays.append((dtype, shape, offset, raw.nbytes))
         self.buffers.append((offset, raw))
         self._size = offset + raw.nbytes
         return len(self._arrays) - 1
 
     def pieces(self) -> Iterator[tuple[int, bytes | memoryview]]:
         """Yield (offset, bytes) of everything that has to be written; the gaps between hold nothing."""
-        yield 0, len(self.header).to_bytes(_SIZE_BYTES, "little") + self.header
+        yield 0, _SIZE.pack(len(self.header)) + self.header
         for offset, raw in self.buffers:
             if raw.nbytes:
                 yield self._body + offset, raw
@@ -142,48 +174,62 @@ def decode_payload(data: bytes | bytearray | memoryview) -> dict[str, Any]:
     try:
         if view.nbytes < _SIZE_BYTES:
             raise ValueError("the header is missing")
-        size = int.from_bytes(view[:_SIZE_BYTES], "little")
+        (size,) = _SIZE.unpack_from(view)
         if size > view.nbytes - _SIZE_BYTES:
             raise ValueError(f"the header claims {size} bytes")
-        header = msgspec.msgpack.decode(view[_SIZE_BYTES : _SIZE_BYTES + size], type=_Header)
-        body = view[_aligned(_SIZE_BYTES + size) :]
-        end = max((spec.offset + spec.size for spec in header.arrays), default=0)
-        if _aligned(_SIZE_BYTES + size) + end != view.nbytes:
+        header = _decode_header(view[_SIZE_BYTES : _SIZE_BYTES + size])
+        start = _aligned(_SIZE_BYTES + size)
+        body = view[start:]
+        end = 0
+        arrays = []
+        for spec in header.arrays:
+            end = max(end, spec.offset + spec.size)
+            arrays.append(_from_bytes(spec, body))
+        if start + end != view.nbytes:
             raise ValueError(f"the arrays claim {end} bytes of {body.nbytes}")
-        arrays = [_from_bytes(spec, body) for spec in header.arrays]
         found = _restore(header.values, arrays)
     except (msgspec.MsgspecError, ValueError, TypeError, RuntimeError, OverflowError) as error:
         # RuntimeError is torch's for a shape that it cannot make, and RecursionError is one.
         raise ServiceError(f"{view.nbytes} bytes are not one whole payload: {error}") from error
-    if not isinstance(found, dict):
+    if type(found) is not dict:
         raise ServiceError("a payload must be a mapping")
     return found
 
 
-def _key(key: object, place: str) -> str:
-    if not isinstance(key, str):
-        raise ServiceError(f"{place} has the key {key!r}", hint="names in a payload are strings")
-    return key
+class _Unfit(Exception):
+    """Say what is wrong with a value; its place is known to whoever asked."""
+
+    def __init__(self, what: str, hint: str = "") -> None:
+        super().__init__(what)
+        self.hint = hint
 
 
 def _restore(value: Any, arrays: Sequence[Any]) -> Any:
-    if isinstance(value, list):
-        return [_restore(item, arrays) for item in value]
-    if isinstance(value, dict):
+    kind = type(value)
+    if kind is dict:
         if len(value) != 1:
             raise ValueError("a node of the header has more than one entry")
-        ((kind, content),) = value.items()
-        if kind == "a" and type(content) is int and 0 <= content < len(arrays):
+        ((node, content),) = value.items()
+        if node == "a" and type(content) is int and 0 <= content < len(arrays):
             return arrays[content]
-        if kind == "m" and isinstance(content, dict) and all(isinstance(key, str) for key in content):
-            return {key: _restore(item, arrays) for key, item in content.items()}
-        raise ValueError(f"the header has an unknown node {kind!r}")
-    if value is None or isinstance(value, (bool, int, float, str, bytes)):
+        if node == "m" and type(content) is dict:
+            found = {}
+            for key, item in content.items():
+                if type(key) is not str:
+                    raise ValueError(f"the header has the key {key!r}")
+                found[key] = item if type(item) in _PLAIN else _restore(item, arrays)
+            return found
+        raise ValueError(f"the header has an unknown node {node!r}")
+    if kind is list:
+        return [_restore(item, arrays) for item in value]
+    if kind in _PLAIN:
         return value
-    raise ValueError(f"the header holds a {type(value).__name__}")
+    raise ValueError(f"the header holds a {kind.__name__}")
 
 
 def _as_bytes(value: Any) -> tuple[str, tuple[int, ...], memoryview]:
+    if type(value) is np.ndarray:
+        return _dtype_name(value.dtype), value.shape, _flat(value)
     if hasattr(value, "detach"):
         tensor = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
         name = str(tensor.dtype).removeprefix("torch.")
@@ -210,25 +256,23 @@ def _dtype_name(dtype: np.dtype[Any]) -> str:
 def _flat(array: np.ndarray[Any, Any]) -> memoryview:
     if not array.size:
         return memoryview(b"")
+    if array.dtype.kind in _BUFFER_KINDS and array.flags.c_contiguous and array.ndim:
+        return array.data.cast("B")
     return (array if array.flags.c_contiguous else np.ascontiguousarray(array)).reshape(-1).view(np.uint8).data
 
 
 def _from_bytes(spec: _Array, body: memoryview) -> Any:
-    torch_itemsize = _TORCH_ONLY.get(spec.dtype)
-    dtype = None if torch_itemsize else _plain_dtype(spec.dtype)
-    itemsize = torch_itemsize or (dtype.itemsize if dtype is not None else 0)
-    if len(spec.shape) > _MAX_DIMS or any(length < 0 for length in spec.shape):
-        raise ValueError(f"an array has {len(spec.shape)} dimensions, or one below 0")
+    dtype = None if spec.dtype in _TORCH_ONLY else _plain_dtype(spec.dtype)
+    itemsize = _TORCH_ONLY[spec.dtype] if dtype is None else dtype.itemsize
     if math.prod(spec.shape) * itemsize != spec.size:
         raise ValueError(f"an array of shape {spec.shape} and dtype {spec.dtype} has {spec.size} bytes")
-    if spec.offset < 0 or spec.offset % _ALIGN or spec.offset + spec.size > body.nbytes:
+    if spec.offset % _ALIGN or spec.offset + spec.size > body.nbytes:
         raise ValueError(f"an array lies at {spec.offset}, outside of the {body.nbytes} bytes")
-    raw = body[spec.offset : spec.offset + spec.size]
     if dtype is None:
-        return _torch_array(spec, raw)
+        return _torch_array(spec, body[spec.offset : spec.offset + spec.size])
     if not spec.size:
         return np.empty(spec.shape, dtype)
-    array = np.frombuffer(raw, dtype=dtype).reshape(spec.shape)
+    array: np.ndarray[Any, Any] = np.ndarray(spec.shape, dtype, body, spec.offset)
     return array if array.flags.aligned else array.copy()
 
 

@@ -27,10 +27,15 @@ class Cell:
     p90_us: float
     put_p50_us: float
     gb_per_s: float
+    """One payload at a time."""
+    stream_gb_per_s: float
+    """With several payloads under way, as stages send them that do not wait for each other."""
     cpu_s_per_gb: float
     """Processor time of both processes."""
     of_memcpy: float | None
-    """Throughput as a share of memcpy's."""
+    """Throughput of one payload at a time as a share of memcpy's."""
+    stream_of_memcpy: float | None
+    """Throughput of a stream as a share of memcpy's."""
     times_segment: float | None
     """How many times faster than one segment for each payload."""
 
@@ -38,10 +43,17 @@ class Cell:
 def make_cells(samples: Sequence[Samples]) -> list[Cell]:
     """Return a cell for each way and size."""
     medians = {(s.way, s.nbytes): statistics.median(s.took_ns) for s in samples}
-    return [_make_cell(s, medians.get((MEMCPY, s.nbytes)), medians.get((SEGMENT, s.nbytes))) for s in samples]
+    streams = {s.nbytes: _stream_rate(s) for s in samples if s.way == MEMCPY}
+    return [
+        _make_cell(s, medians.get((MEMCPY, s.nbytes)), medians.get((SEGMENT, s.nbytes)), streams.get(s.nbytes)) for s in samples
+    ]
 
 
-def _make_cell(samples: Samples, memcpy_ns: float | None, segment_ns: float | None) -> Cell:
+def _stream_rate(samples: Samples) -> float:
+    return samples.nbytes * samples.streamed / samples.stream_ns
+
+
+def _make_cell(samples: Samples, memcpy_ns: float | None, segment_ns: float | None, memcpy_rate: float | None) -> Cell:
     took = statistics.median(samples.took_ns)
     deciles = statistics.quantiles(samples.took_ns, n=10, method="inclusive")
     sent = samples.nbytes * len(samples.took_ns)
@@ -54,8 +66,10 @@ def _make_cell(samples: Samples, memcpy_ns: float | None, segment_ns: float | No
         deciles[-1] / 1e3,
         statistics.median(samples.put_ns) / 1e3,
         samples.nbytes / took,
+        _stream_rate(samples),
         samples.cpu_ns / sent,  # nanoseconds for a byte are seconds for 10^9 bytes
         None if memcpy_ns is None else memcpy_ns / took,
+        None if memcpy_rate is None else _stream_rate(samples) / memcpy_rate,
         None if segment_ns is None else segment_ns / took,
     )
 
@@ -74,7 +88,8 @@ def as_text(cells: Sequence[Cell]) -> str:
 
 
 def _table(cells: Sequence[Cell]) -> list[str]:
-    rows = [["", "p10 us", "p50 us", "p90 us", "put us", "GB/s", "of memcpy", "x segment", "CPU s/GB", "n"], *map(_row, cells)]
+    head = ["", "p10 us", "p50 us", "p90 us", "put us", "GB/s", "of memcpy", "x segment"]
+    rows = [[*head, "stream GB/s", "of memcpy", "CPU s/GB", "n"], *map(_row, cells)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
         "  "
@@ -96,6 +111,8 @@ def _row(cell: Cell) -> list[str]:
         f"{cell.gb_per_s:.2f}",
         "" if cell.of_memcpy is None else f"{cell.of_memcpy:.2f}",
         "" if cell.times_segment is None else f"{cell.times_segment:.1f}",
+        f"{cell.stream_gb_per_s:.2f}",
+        "" if cell.stream_of_memcpy is None else f"{cell.stream_of_memcpy:.2f}",
         f"{cell.cpu_s_per_gb:.2f}",
         str(cell.n),
     ]

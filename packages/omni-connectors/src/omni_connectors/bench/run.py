@@ -23,6 +23,8 @@ END_S = 10.0
 WARM_UP = 3
 FEWEST, MOST = 4, 400
 """Payloads in a turn."""
+WINDOW, WINDOW_BYTES = 8, 64 * 2**20
+"""Payloads under way in a stream; fewer of large ones, but two at least."""
 
 
 @dataclass
@@ -34,6 +36,10 @@ class Samples:
     took_ns: list[int] = field(default_factory=list)
     put_ns: list[int] = field(default_factory=list)
     cpu_ns: int = 0
+    stream_ns: int = 0
+    """What all payloads took that were sent with several under way."""
+    streamed: int = 0
+    """How many those were."""
 
 
 class Pair:
@@ -49,7 +55,7 @@ class Pair:
             raise
 
     def _begin(self, folder: str) -> None:
-        here, there = socket.socketpair()
+        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with here, there:
             self._sender = self._start(Role.SENDER, folder, here)
             self._wait_for(self._sender, START_S)
@@ -78,10 +84,10 @@ class Pair:
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def turn(self, nbytes: int, count: int) -> dict[str, Any]:
-        """Send payloads and return what the sender measured."""
+    def turn(self, nbytes: int, count: int, window: int = 1) -> dict[str, Any]:
+        """Send payloads, `window` of them under way at a time, and return what the sender measured."""
         assert self._sender.stdin is not None
-        self._sender.stdin.write(json.dumps({"nbytes": nbytes, "count": count}).encode() + b"\n")
+        self._sender.stdin.write(json.dumps({"nbytes": nbytes, "count": count, "window": window}).encode() + b"\n")
         self._sender.stdin.flush()
         return self._wait_for(self._sender, TURN_S)
 
@@ -119,7 +125,7 @@ def measure(
     Args:
         ways: The ways; memcpy among them, if ratios are wanted.
         sizes: Bytes of the payloads.
-        seconds: About how long each way works on each size.
+        seconds: About how long each way works on each size, payload by payload; sending them as a stream comes on top.
         rounds: In how many turns.
         tell: Called with a line for each size.
 
@@ -130,6 +136,7 @@ def measure(
     with _pairs(ways) as pairs:
         for nbytes in sizes:
             cells = [Samples(pair.way.name, nbytes) for pair in pairs]
+            window = max(2, min(WINDOW, WINDOW_BYTES // nbytes))
             counts = [_count(pair.turn(nbytes, WARM_UP), seconds / rounds) for pair in pairs]
             for _ in range(rounds):
                 for pair, cell, count in zip(pairs, cells, counts, strict=True):
@@ -137,6 +144,8 @@ def measure(
                     cell.took_ns += answer["took_ns"]
                     cell.put_ns += answer["put_ns"]
                     cell.cpu_ns += answer["cpu_ns"]
+                    cell.stream_ns += pair.turn(nbytes, count, window)["all_ns"]
+                    cell.streamed += count
             found += cells
             tell(f"{nbytes} bytes: {sum(len(cell.took_ns) for cell in cells)} payloads")
     return found

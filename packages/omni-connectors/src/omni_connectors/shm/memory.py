@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import mmap
 import os
@@ -22,7 +24,13 @@ of its connection, and the id of the payload that it gave back. A payload is the
 while the second is its id and the last is not.
 """
 _ID, _TAKEN, _TAKER, _GIVEN_BACK = range(4)
+GIVEN_BACK = 0
+"""No connection has this number."""
 _COPY_WITHOUT_LOCK_BYTES = 65536
+HUGE_PAGE_BYTES = 2 * 2**20
+SHMEM_ENABLED = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
+MADV_POPULATE_WRITE = 23
+"""Linux's number, which Python's mmap does not name."""
 
 
 def create_memory(name: str, nbytes: int) -> int:
@@ -41,6 +49,14 @@ def create_memory(name: str, nbytes: int) -> int:
     return fd
 
 
+def _allocate(fd: int) -> None:
+    try:
+        os.posix_fallocate(fd, 0, os.fstat(fd).st_size)
+    except OSError:
+        os.close(fd)
+        raise
+
+
 def check_memory(fd: int, at_least: int) -> int:
     """Return the size of received memory.
 
@@ -57,6 +73,14 @@ def check_memory(fd: int, at_least: int) -> int:
     return size
 
 
+def _huge_pages_on_advice() -> bool:
+    try:
+        with open(SHMEM_ENABLED) as file:
+            return "[advise]" in file.read()
+    except OSError:
+        return False
+
+
 class Area:
     """Shared memory with slots, mapped into this process. Offsets are those of slots, which begin behind the area's header."""
 
@@ -64,6 +88,9 @@ class Area:
         try:
             self.size = check_memory(fd, AREA_HEADER + SLOT_HEADER) - AREA_HEADER
             self._map = mmap.mmap(fd, AREA_HEADER + self.size)
+            if self.size >= HUGE_PAGE_BYTES:
+                with contextlib.suppress(OSError):  # a kernel that has no huge pages at all
+                    self._map.madvise(mmap.MADV_HUGEPAGE)
         except (OSError, ConnectorError):
             os.close(fd)
             raise
@@ -72,19 +99,39 @@ class Area:
         self._words = self._bytes.cast("Q")
 
     @classmethod
-    def create(cls, nbytes: int, name: str = "omni-arena") -> Area:
+    def create(cls, nbytes: int, name: str = "omni-arena", map_now: bool = False) -> Area:
         """Return an area whose memory is all there, so that no write to it can fail.
+
+        Args:
+            nbytes: Bytes for slots.
+            name: Name for whoever looks at the process.
+            map_now: Map all pages at once, for memory that is written from end to end: one by one, as they are touched,
+                costs three times as much.
 
         Raises:
             OSError: There is not so much memory.
         """
         fd = create_memory(name, AREA_HEADER + nbytes)
+        # Huge pages must be asked for through a mapping: what comes from `posix_fallocate` on advice is small.
+        huge = nbytes >= HUGE_PAGE_BYTES and _huge_pages_on_advice()
+        if not huge:
+            _allocate(fd)
+        area = cls(fd)
+        if huge or map_now:
+            try:
+                area._map_pages()
+            except OSError:
+                area.close()
+                raise
+        return area
+
+    def _map_pages(self) -> None:
         try:
-            os.posix_fallocate(fd, 0, AREA_HEADER + nbytes)
-        except OSError:
-            os.close(fd)
-            raise
-        return cls(fd)
+            self._map.madvise(MADV_POPULATE_WRITE)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # that is a kernel before 5.14
+                raise OSError(errno.ENOMEM, "there is not so much memory") from error
+            os.posix_fallocate(self.fd, 0, AREA_HEADER + self.size)
 
     # The sender's side.
 
@@ -104,14 +151,13 @@ class Area:
         """Let nobody take the payload in the slot at `offset` any more."""
         self._words[(AREA_HEADER + offset) // 8 + _ID] = 0
 
-    def taker(self, offset: int, payload_id: int) -> int | None:
-        """Return the number of the connection whose receiver took this payload, or None."""
+    def holder(self, offset: int, payload_id: int) -> int | None:
+        """Return the number of the connection whose receiver has this payload, GIVEN_BACK if it had it, or None."""
         word = (AREA_HEADER + offset) // 8
-        return self._words[word + _TAKER] if self._words[word + _TAKEN] == payload_id else None
-
-    def given_back(self, offset: int, payload_id: int) -> bool:
-        """Return whether the receiver has no use for this payload's slot any more."""
-        return self._words[(AREA_HEADER + offset) // 8 + _GIVEN_BACK] == payload_id
+        words = self._words
+        if words[word + _GIVEN_BACK] == payload_id:
+            return GIVEN_BACK
+        return words[word + _TAKER] if words[word + _TAKEN] == payload_id else None
 
     def want_news(self, wanted: bool) -> None:
         """Say whether the sender wants to hear of slots that are given back."""
@@ -119,8 +165,8 @@ class Area:
 
     # The receiver's side.
 
-    def take(self, offset: int, payload_id: int, nbytes: int, connection: int) -> np.ndarray[Any, Any]:
-        """Return a view of a payload that is this receiver's until it gives it back.
+    def take(self, offset: int, payload_id: int, nbytes: int, connection: int) -> None:
+        """Mark a payload as this receiver's until it gives it back; only then may it look at it.
 
         Raises:
             PayloadNotReady: It was taken or cleaned up before.
@@ -139,7 +185,15 @@ class Area:
         if words[word + _ID] != payload_id:
             words[word + _GIVEN_BACK] = payload_id
             raise PayloadNotReady(f"payload {payload_id} was cleaned up while it was taken")
-        return np.frombuffer(self._map, np.uint8, nbytes, start)
+
+    def view(self, offset: int, nbytes: int) -> np.ndarray[Any, Any]:
+        """Return the bytes of a payload that was taken, in their place."""
+        return np.frombuffer(self._map, np.uint8, nbytes, AREA_HEADER + offset + SLOT_HEADER)
+
+    def copy(self, offset: int, nbytes: int) -> bytearray:
+        """Return a copy of the bytes of a payload that was taken."""
+        start = AREA_HEADER + offset + SLOT_HEADER
+        return bytearray(self._bytes[start : start + nbytes])
 
     def give_back(self, offset: int, payload_id: int) -> bool:
         """Give a slot back; return whether the sender waits for that."""

@@ -65,7 +65,8 @@ class Sender:
 
     def __init__(self, edge: ConnectorEdge) -> None:
         self._edge = edge
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._entries: dict[int, _Entry] = {}
         """Payloads that can be fetched, or will be."""
         self._resting: deque[_Entry] = deque()
@@ -102,10 +103,10 @@ class Sender:
                 f"a payload of {encoded.nbytes} bytes is larger than {LARGE_CAP_BYTES}", where=self._edge.name
             )
         entry = _Entry(next(self._ids), request_id, encoded.nbytes)
-        with self._changed:
+        with self._lock:
             self._check_open()
-            self._entries[entry.payload_id] = entry
             self._look_at_oldest()
+            self._entries[entry.payload_id] = entry
             try:
                 size = self._find_place(entry, timeout_s)
             except BaseException:  # nothing of a failed put may stay; raised again
@@ -187,19 +188,19 @@ class Sender:
         """Write a payload into an area of its own, without the lock, since it may be large."""
         if size:
             try:
-                area = Area.create(size, "omni-large")
+                area = Area.create(size, "omni-large", map_now=True)
             except OSError as error:
-                with self._changed:
+                with self._lock:
                     self._large.unreserve(size)
                     self._entries.pop(entry.payload_id, None)
                 if error.errno in (errno.ENOSPC, errno.ENOMEM):
                     raise ConnectorFull(f"no memory for a payload of {entry.nbytes} bytes", where=self._edge.name) from error
                 raise ConnectorError(f"there is no memory for a payload: {error}", where=self._edge.name) from error
-            with self._changed:
+            with self._lock:
                 entry.number, entry.area = self._large.add(area), area
         assert entry.area is not None
         entry.area.write(0, entry.payload_id, encoded)
-        with self._changed:
+        with self._lock:
             entry.ready = True
             if entry.payload_id not in self._entries:
                 self._free(entry)
@@ -209,14 +210,14 @@ class Sender:
 
     def cleanup(self, request_id: str) -> None:
         """Free every payload of a request."""
-        with self._changed:
+        with self._lock:
             for entry in [entry for entry in self._entries.values() if entry.request_id == request_id]:
                 self._forget(entry)
             self._changed.notify_all()
 
     def health(self) -> Mapping[str, Any]:
         """Return counts of payloads, bytes and connections."""
-        with self._changed:
+        with self._lock:
             if not self._closed:
                 self._look_at_all()
                 for number in self._large.drop_old():
@@ -236,11 +237,11 @@ class Sender:
 
     def close(self) -> None:
         """Free everything; a `put` that waits ends with ConnectorError."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._changed.notify_all()
         self._switchboard.close()
-        with self._changed:
+        with self._lock:
             busy = [entry for entry in self._entries.values() if entry.area is not None and not entry.ready]
             for entry in self._entries.values():
                 if entry.area is not None:
@@ -256,26 +257,26 @@ class Sender:
 
     def peer_came(self, connection: int) -> None:
         """Note that there is a receiver."""
-        with self._changed:
+        with self._lock:
             self._connections.add(connection)
             self._had_peers = True
 
     def peer_went(self, connection: int) -> None:
         """Free what a receiver had taken, and wake a `put` that waits for room."""
-        with self._changed:
+        with self._lock:
             self._connections.discard(connection)
             self.given_back()
 
     def given_back(self) -> None:
         """Free slots, and wake a `put` that waits for room."""
-        with self._changed:
+        with self._lock:
             if not self._closed:
                 self._look_at_all()
             self._changed.notify_all()
 
     def memory_of(self, area: int) -> int | None:
         """Return a descriptor of an area that the caller closes; None if there is no such area."""
-        with self._changed:
+        with self._lock:
             found = self._large.get(area)
             return None if found is None or self._closed else os.dup(found.fd)
 
@@ -285,10 +286,11 @@ class Sender:
         for entry in list(itertools.islice(self._entries.values(), SWEEP)):
             if entry.ready and not self._note_taken(entry):
                 break
-        for _ in range(min(SWEEP, len(self._resting))):
-            entry = self._resting.popleft()
-            if not self._free_if_unused(entry):
-                self._resting.append(entry)
+        if self._resting:
+            for _ in range(min(SWEEP, len(self._resting))):
+                entry = self._resting.popleft()
+                if not self._free_if_unused(entry):
+                    self._resting.append(entry)
 
     def _look_at_all(self) -> None:
         for entry in [entry for entry in self._entries.values() if entry.ready]:
@@ -298,11 +300,14 @@ class Sender:
     def _note_taken(self, entry: _Entry) -> bool:
         """Move a payload that was taken to those that rest, or free it if it was given back, too."""
         assert entry.area is not None
-        if entry.area.taker(entry.offset, entry.payload_id) is None:
+        holder = entry.area.holder(entry.offset, entry.payload_id)
+        if holder is None:
             return False
         del self._entries[entry.payload_id]
-        if not self._free_if_unused(entry):
+        if holder in self._connections:
             self._resting.append(entry)
+        else:
+            self._free(entry)
         return True
 
     def _forget(self, entry: _Entry) -> None:
@@ -320,11 +325,8 @@ class Sender:
 
     def _free_if_unused(self, entry: _Entry) -> bool:
         assert entry.area is not None
-        if entry.area.given_back(entry.offset, entry.payload_id):
-            self._free(entry)
-            return True
-        taker = entry.area.taker(entry.offset, entry.payload_id)
-        unused = time.monotonic() > entry.retracted_at + GRACE_S if taker is None else taker not in self._connections
+        holder = entry.area.holder(entry.offset, entry.payload_id)
+        unused = time.monotonic() > entry.retracted_at + GRACE_S if holder is None else holder not in self._connections
         if unused:
             self._free(entry)
         return unused
