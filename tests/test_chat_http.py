@@ -6,6 +6,7 @@ import asyncio
 import base64
 import io
 import json
+import time
 import warnings
 import wave
 from concurrent.futures import ThreadPoolExecutor
@@ -159,6 +160,38 @@ class TestParity:
             assert text == spoken["choices"][0]["message"]["audio"]["transcript"]
             assert "audio" not in written["choices"][0]["message"]
             assert written["usage"]["completion_tokens_details"]["audio_tokens"] == 0
+
+    def test_text_alone_puts_nothing_on_the_way_to_the_talker(self, chat_server: RunningServer, chat_folder: Path) -> None:
+        case = golden_cases(chat_folder)[0]
+        body = golden_body(chat_folder, case)
+        self._speak(chat_server, chat_folder, case)
+        spoken = _settled(chat_server)
+        del body["audio"]
+
+        answer = httpx.post(f"{chat_server.url}/v1/chat/completions", json=body, timeout=120).json()
+
+        made = answer["usage"]["completion_tokens"]
+        assert made > 0
+        # The thinker's numbers travel together: with its tokens there, puts would be there, too.
+        written = _settled(chat_server, spoken[0] + made)
+        assert spoken[1] > 0
+        assert written == (spoken[0] + made, *spoken[1:])
+
+
+def _settled(server: RunningServer, tokens: float = 0.0) -> tuple[float, ...]:
+    """Return tokens of the thinker, its puts and their bytes, once there are so many tokens and nothing moves any more."""
+    names = ("omni_tokens_total{", "omni_transfer_seconds_count{", "omni_transfer_bytes_total{")
+    before: tuple[float, ...] = ()
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        lines = httpx.get(f"{server.url}/metrics", timeout=20).text.splitlines()
+        own = [line for line in lines if 'stage="0"' in line and 'operation="get"' not in line]
+        found = tuple(sum(float(line.split()[-1]) for line in own if line.startswith(name)) for name in names)
+        if found == before and found[0] >= max(1.0, tokens):
+            return found
+        before = found
+        time.sleep(2.5)  # stages report once in two seconds
+    raise AssertionError(f"{before} did not settle")
 
 
 class TestOfficialClient:

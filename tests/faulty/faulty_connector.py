@@ -39,6 +39,10 @@ class FaultyConnector(SharedMemoryConnector):
             self.cleanup(request_id)
         return handle
 
+    def try_put(self, request_id: str, sequence: int, payload: Any) -> bytes | None:
+        """Decline, so that every payload passes `put`."""
+        return None
+
     @contextlib.contextmanager
     def _full(self) -> Iterator[None]:
         assert self._sender is not None

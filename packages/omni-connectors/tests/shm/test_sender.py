@@ -115,6 +115,34 @@ def test_a_refused_put_leaves_nothing_behind(ends: Any) -> None:
     assert sending.health()["outside_bytes"] == 0
 
 
+def test_what_would_have_to_wait_is_not_tried(ends: Any) -> None:
+    sending, receiving = ends
+    handle = sending.try_put("request", 0, payload(1000))
+    assert receiving.try_get(handle) is None, "not connected yet"
+    assert receiving.get(handle, LONG_S)["x"].tolist() == payload(1000)["x"].tolist()
+    inner = sending._sender
+
+    assert sending.try_put("request", 1, payload(100_000)) is None, "larger than the arena"
+    held, free = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with inner._lock:
+            held.set()
+            free.wait(30)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert held.wait(30)
+    assert sending.try_put("request", 2, payload(1000)) is None, "another thread has the state"
+    free.set()
+    holder.join()
+    fill_up(sending)
+    assert sending.try_put("request", 3, payload(8000)) is None, "the arena is full"
+    assert sending.health()["in_flight"] == len([entry for entry in inner._entries.values() if entry.ready])
+    sending.cleanup("filler")
+    assert sending.try_put("request", 4, payload(10)) is not None
+
+
 @pytest.mark.parametrize("nbytes", [8000, 100_000], ids=["small", "large"])
 def test_a_waiting_put_goes_on_when_payloads_are_fetched(ends: Any, nbytes: int) -> None:
     sending, receiving = ends

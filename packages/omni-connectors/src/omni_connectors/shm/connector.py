@@ -47,6 +47,20 @@ class SharedMemoryConnector(Connector):
         assert self._receiver is not None, "get is called at the receiving end"
         return self._receiver.get(handle, timeout_s)
 
+    def try_put(self, request_id: str, sequence: int, payload: Payload) -> bytes | None:
+        """Write a payload into the arena and return its handle; None if there is no room just now."""
+        assert self._sender is not None, "put is called at the sending end"
+        return self._sender.try_put(request_id, payload)
+
+    def try_get(self, handle: bytes) -> dict[str, Any] | None:
+        """Return the payload of a handle, or None if its sender or its memory is not known yet.
+
+        Raises:
+            PayloadNotReady, PeerGone: As named.
+        """
+        assert self._receiver is not None, "get is called at the receiving end"
+        return self._receiver.try_get(handle)
+
     def cleanup(self, request_id: str) -> None:
         """Free a request's payloads that were not fetched; they all belong to the sender."""
         if self._sender is not None:

@@ -47,16 +47,36 @@ class Receiver:
             PayloadNotReady, PeerGone: As named.
         """
         deadline = time.monotonic() + timeout_s
-        try:
-            place = _handles.decode(handle)
-        except msgspec.MsgspecError as error:
-            raise ConnectorError(f"{len(handle)} bytes are no handle of SharedMemoryConnector: {error}") from error
+        place = _decode_handle(handle)
         with self._lock:
-            if self._closed:
-                raise ConnectorError("the connector is closed", where=self._edge.name)
+            self._check_open()
             link = self._link(place.replica, deadline)
             data = link.take(place, deadline)
         return decode_payload(data)
+
+    def try_get(self, handle: bytes) -> dict[str, Any] | None:
+        """Return the payload of a handle if its sender and its area are known, else None.
+
+        Raises:
+            PayloadNotReady: As `get`.
+        """
+        place = _decode_handle(handle)
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            self._check_open()
+            self._look_at(place.replica)
+            link = self._links.get(place.replica)
+            if link is None or not link.knows(place.area):
+                return None
+            data = link.take(place, 0.0)
+        finally:
+            self._lock.release()
+        return decode_payload(data)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ConnectorError("the connector is closed", where=self._edge.name)
 
     def _link(self, replica: int, deadline: float) -> _Link:
         self._look_at(replica)
@@ -158,6 +178,10 @@ class _Link:
         except OSError:
             return True
 
+    def knows(self, area: int) -> bool:
+        """Return whether this end has an area's memory."""
+        return area in self._areas
+
     def take(self, place: wire.Handle, deadline: float) -> bytearray | memoryview:
         """Return the bytes of a payload: a copy, or a view of its slot."""
         area = self._areas.get(place.area) or self._fetch(place.area, deadline)
@@ -248,6 +272,13 @@ class _Link:
             area.close()
         self._areas.clear()
         _outliving.discard(self)
+
+
+def _decode_handle(handle: bytes) -> wire.Handle:
+    try:
+        return _handles.decode(handle)
+    except msgspec.MsgspecError as error:
+        raise ConnectorError(f"{len(handle)} bytes are no handle of SharedMemoryConnector: {error}") from error
 
 
 def _remaining(deadline: float) -> float:

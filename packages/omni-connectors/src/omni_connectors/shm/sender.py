@@ -113,12 +113,40 @@ class Sender:
                 self._entries.pop(entry.payload_id, None)
                 raise
             if entry.area is not None and entry.number == ARENA:
-                entry.area.write(entry.offset, entry.payload_id, encoded)
-                entry.ready = True
+                self._write_small(entry, encoded)
         if size or entry.number != ARENA:
             self._write_large(entry, size, encoded)
         # A payload whose request was cleaned up meanwhile has a handle too; `get` will say that it is gone.
-        return msgspec.msgpack.encode(Handle(self._edge.replica, entry.payload_id, encoded.nbytes, entry.number, entry.offset))
+        return self._handle(entry)
+
+    def try_put(self, request_id: str, payload: Payload) -> bytes | None:
+        """Write a payload into the arena and return its handle; None if there is no room for it just now.
+
+        Raises:
+            ConnectorError: The connector is closed.
+        """
+        encoded = EncodedPayload(payload)
+        if encoded.nbytes > SLOT_LIMIT_BYTES or not self._lock.acquire(blocking=False):
+            return None
+        try:
+            self._check_open()
+            self._look_at_oldest()
+            entry = _Entry(next(self._ids), request_id, encoded.nbytes)
+            if not self._take_slot(entry):
+                return None
+            self._write_small(entry, encoded)
+            self._entries[entry.payload_id] = entry
+        finally:
+            self._lock.release()
+        return self._handle(entry)
+
+    def _write_small(self, entry: _Entry, encoded: EncodedPayload) -> None:
+        assert entry.area is not None
+        entry.area.write(entry.offset, entry.payload_id, encoded)
+        entry.ready = True
+
+    def _handle(self, entry: _Entry) -> bytes:
+        return msgspec.msgpack.encode(Handle(self._edge.replica, entry.payload_id, entry.nbytes, entry.number, entry.offset))
 
     def _find_place(self, entry: _Entry, timeout_s: float) -> int:
         """Find a slot or an area, or reserve the bytes of a new area and return them; wait for either until the deadline."""

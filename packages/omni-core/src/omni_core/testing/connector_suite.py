@@ -94,6 +94,20 @@ class ConnectorConformance(ConnectorEnds):
 
         assert receiver.get(sender.put("request", 0, {"x": 1}, DEADLINE_S), DEADLINE_S) == {"x": 1}
 
+    def test_what_needs_no_waiting_is_handed_over_as_everything_is(self, sender: Connector, receiver: Connector) -> None:
+        handles = []
+        for number in range(6):
+            handle = sender.try_put("request", number, make_payload(2_000, number)) if number % 3 else None
+            handles.append(handle or sender.put("request", number, make_payload(2_000, number), DEADLINE_S))
+        for number, handle in enumerate(handles):
+            got = receiver.try_get(handle) if number % 2 else None
+            assert is_payload(got or receiver.get(handle, DEADLINE_S), 2_000, number)
+
+        for handle in handles:
+            with pytest.raises(ConnectorError):
+                receiver.try_get(handle) or receiver.get(handle, 0.2)
+        wait_for(lambda: sender.health()["in_flight"] == 0, "the payloads to be freed")
+
     def test_cleanup_of_an_unknown_request_is_no_error(self, sender: Connector, receiver: Connector) -> None:
         sender.cleanup("unknown")
         receiver.cleanup("unknown")
