@@ -330,6 +330,7 @@ def _(symbol: Any) -> None:
         assert name in source, name
     assert "sample_hidden_states" in body(symbol.execute_model)
     assert "logits" in vars(inspect.getmodule(symbol))["ExecuteModelState"]._fields
+    assert "elif self.enable_prompt_embeds and is_first_rank" in body(symbol._preprocess)
 
 
 @contract("LlamaForCausalLM")

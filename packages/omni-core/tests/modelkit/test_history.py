@@ -53,3 +53,12 @@ def test_frames_are_kept_where_they_are_read(history: Any) -> None:
     assert history.codes[0, 3].tolist() == [1, 2, 3, 4]
     assert history.codes[1, 7].tolist() == [5, 6, 7, 8]
     assert (history.codes[0, 4:] == -1).all()
+
+
+def test_rows_are_read_at_their_slot_and_position(history: Any) -> None:
+    history.begin(0, [1, 2, 3], _codes(3))
+    history.begin(1, [4, 5, 6], _codes(2))
+    slots, positions = torch.tensor([1, 0, 1, 0]), torch.tensor([2, 0, 7, 7])
+
+    assert history.text_at(slots, positions).tolist() == history.text_ids[slots, positions].tolist() == [6, 1, PAD, PAD]
+    assert history.codes_at(slots, positions).tolist() == history.codes[slots, positions].tolist()

@@ -342,7 +342,7 @@ TOUCHED: dict[str, Touched] = {
         scope="our mixin overrides _preprocess, sample_tokens and _init_mrope_positions; _model_forward is wrapped where "
         "hidden states are captured; reads input_batch, positions, input_ids, inputs_embeds, discard_request_mask, device and, "
         "of execute_model_state, hidden_states and sample_hidden_states; takes from input_batch.generators and writes "
-        "execute_model_state.logits before they are sampled from",
+        "execute_model_state.logits before they are sampled from; takes enable_prompt_embeds back within _preprocess",
         breaks="any of these names changing",
         goes_away="with the first model runner",
     ),

@@ -78,7 +78,7 @@ class TinyTalker(LlamaForCausalLM):
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         slots = vllm_config.scheduler_config.max_num_seqs
-        length = vllm_config.model_config.max_model_len
+        length = vllm_config.model_config.max_model_len + 1  # the last frame has a place, too
         self.predictor = _Predictor()
         self.register_buffer("rows", torch.zeros(slots, length, HIDDEN), persistent=False)
         self.register_buffer("codes", torch.zeros(slots, length, CODES, dtype=torch.long), persistent=False)
@@ -98,8 +98,7 @@ class TinyTalker(LlamaForCausalLM):
 
     def omni_condition(self, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return the rows of these positions, zeros behind the last."""
-        rows: torch.Tensor = self.rows[slots, positions]
-        return rows
+        return self.rows.view(-1, HIDDEN).index_select(0, torch.add(positions, slots, alpha=self.rows.shape[1]))
 
     def omni_embed(self, slots: torch.Tensor, positions: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
         """Return a row, and behind the prompt the embedding of the position's frame added to it."""
@@ -109,7 +108,8 @@ class TinyTalker(LlamaForCausalLM):
 
     def omni_record(self, slots: torch.Tensor, positions: torch.Tensor, codes: torch.Tensor) -> None:
         """Keep frames."""
-        self.codes[slots, positions] = codes
+        places = torch.add(positions, slots, alpha=self.codes.shape[1])
+        self.codes.view(-1, CODES).index_copy_(0, places, codes)
 
     def mtp(
         self,

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from omni_core.engine.heart import HEARTBEAT_S
 from omni_core.engine.orchestrator import Orchestrator
 from omni_core.pipeline import PipelineConfig, StagePipelineConfig
 from omni_core.request import OmniOutput, OmniRequest
@@ -140,9 +141,12 @@ def tiny_pipeline(talker: Any) -> ResolvedPipeline:
     return replace(fake, config=config, stages=(stage, fake.stages[1]))
 
 
-async def test_slow_reader_stops_its_own_request_in_the_engine_and_no_neighbour(make_stage: Any, rows_of: Rows) -> None:
-    from omni_core.engine.stage_host import OUTPUT_WINDOW
+async def _after_heartbeats(tokens: Callable[[], int]) -> int:
+    await asyncio.sleep(2.5 * HEARTBEAT_S)
+    return tokens()
 
+
+async def test_slow_reader_stops_its_own_request_in_the_engine_and_no_neighbour(make_stage: Any, rows_of: Rows) -> None:
     wanted = 600
     talker = make_stage(
         engine_args={"max_model_len": 1024}, sampling={"temperature": 0.0, "ignore_eos": True, "max_tokens": wanted}
@@ -166,12 +170,16 @@ async def test_slow_reader_stops_its_own_request_in_the_engine_and_no_neighbour(
         first = await anext(slow)
         others = await asyncio.gather(*(collect(f"n{n}", 200) for n in range(3)))
 
-        await async_wait_until(lambda: tokens() > 3 * 200, "the engine's report")
-        held = tokens()
-        await asyncio.sleep(5)  # two heartbeats, in which the engine would make hundreds
-        assert tokens() - held <= 64
-        # A reader's window, the vocoder's, the edge's, and the engine's credit: far less than what was asked for.
-        assert tokens() - 3 * 200 <= OUTPUT_WINDOW + 8 + 2 + 64 + 8 < wanted
+        # Two heartbeats without news: the engine would make hundreds meanwhile.
+        held, made = -1, await _after_heartbeats(tokens)
+        for _ in range(20):
+            if made == held > 3 * 200:
+                break
+            held, made = made, await _after_heartbeats(tokens)
+        assert made == held, "the engine goes on"
+        # A reader's window, the vocoder's, the edge's, and the engine's credit come to 146 frames, and to somewhat more where a
+        # busy machine lets frames go together: far less than what was asked for.
+        assert 0 < made - 3 * 200 < wanted / 2
         assert [sum(len(output.data) for output in outputs) for outputs in others] == [200 * 16] * 3
 
         rest = [output async for output in slow]

@@ -21,11 +21,14 @@ _UNLIMITED = 1 << 30
 class _Ledger:
     """What one request may compute."""
 
+    prompt_len: int
     received: int = 0
     final: bool = False
     """Whether all rows are there; from the start for requests that are not gated."""
     limit: int | None = None
     """Tokens that it may generate."""
+    end: int = 0
+    """Position that it may compute up to, by its rows and its limit."""
     pending: list[torch.Tensor] = field(default_factory=list)
     """Rows that the worker does not have yet."""
     delivered: int = 0
@@ -34,18 +37,26 @@ class _Ledger:
     """Positions whose hidden states went to the host."""
 
     @classmethod
-    def of(cls, extra: Extra) -> _Ledger | None:
+    def of(cls, extra: Extra, prompt_len: int) -> _Ledger | None:
         """Return a new request's ledger, None for one that may compute what it wants and is not captured."""
         gated, limit = bool(extra.get("gated")), extra.get("limit")
         if not gated and limit is None and not extra.get("capture"):
             return None
-        return cls(final=not gated, told_final=not gated, limit=limit)
+        ledger = cls(prompt_len, final=not gated, told_final=not gated)
+        ledger.note(None, final=False, limit=limit)
+        return ledger
 
-    def left(self, computed: int, prompt_len: int) -> int:
-        """Return how many positions may follow on the computed ones."""
-        rows = _UNLIMITED if self.final else self.received - computed
-        # The last position of the prompt generates the first token.
-        return rows if self.limit is None else min(rows, prompt_len - 1 + self.limit - computed)
+    def note(self, rows: torch.Tensor | None, *, final: bool, limit: int | None) -> None:
+        """Take rows, their end, and a new limit."""
+        if rows is not None and len(rows):
+            self.pending.append(rows)
+            self.received += len(rows)
+        self.final |= final
+        self.limit = self.limit if limit is None else limit
+        self.end = _UNLIMITED if self.final else self.received
+        if self.limit is not None:
+            # The last position of the prompt generates the first token.
+            self.end = min(self.end, self.prompt_len - 1 + self.limit)
 
     def take(self) -> RowBatch | None:
         if not self.pending and self.told_final == self.final:
@@ -70,23 +81,18 @@ class GatedScheduling:
         """Queue a request, or take rows or a limit for one that is live; those for one that is gone are dropped."""
         extra = extra_of(request.sampling_params)
         if not extra.get("push"):
-            if (ledger := _Ledger.of(extra)) is not None:
+            if (ledger := _Ledger.of(extra, request.num_prompt_tokens)) is not None:
                 self._ledgers[request.request_id] = ledger
             super().add_request(request)  # type: ignore[misc]
             return
         ledger = self._ledgers.get(request.request_id)
         if ledger is None:
             return
-        rows = request.prompt_embeds
-        if rows is not None and len(rows):
-            ledger.pending.append(rows)
-            ledger.received += len(rows)
-        ledger.final |= bool(extra.get("final"))
-        ledger.limit = extra.get("limit", ledger.limit)
+        ledger.note(request.prompt_embeds, final=bool(extra.get("final")), limit=extra.get("limit"))
 
-    def _left(self, request: Any, computed: int) -> int:
+    def _may_go_on(self, request: Any) -> bool:
         ledger = self._ledgers.get(request.request_id)
-        return _UNLIMITED if ledger is None else ledger.left(computed, request.num_prompt_tokens)
+        return ledger is None or request.num_computed_tokens < ledger.end
 
     def _reserve_prefill_lookahead(self, request: Any, num_computed_tokens: int, num_new_tokens: int) -> int:
         # For each request of each step, so that what it costs counts.
@@ -94,7 +100,7 @@ class GatedScheduling:
         ledger = self._ledgers.get(request.request_id)
         if ledger is None:
             return allowed
-        left = ledger.left(num_computed_tokens, request.num_prompt_tokens)
+        left = ledger.end - num_computed_tokens
         return allowed if allowed <= left else max(0, left)
 
     def _handle_blocked_waiting_request(self, request: Any) -> bool:
@@ -103,7 +109,7 @@ class GatedScheduling:
         takes_slot = _computes_inputs(request)
         if takes_slot and request_id not in self._holders and len(self._holders) >= self._max_holders:
             return False
-        if self._left(request, request.num_computed_tokens) <= 0:
+        if not self._may_go_on(request):
             return False
         if not super()._handle_blocked_waiting_request(request):  # type: ignore[misc]
             return False
@@ -169,8 +175,7 @@ class GatedScheduling:
             return False
         if not self._ledgers or self.has_finished_requests() or self.pause_state != PauseState.UNPAUSED:  # type: ignore[attr-defined]
             return True
-        requests = self.requests.values()  # type: ignore[attr-defined]
-        return any(self._left(request, request.num_computed_tokens) > 0 for request in requests)
+        return any(map(self._may_go_on, self.requests.values()))  # type: ignore[attr-defined]
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         self._ledgers.pop(request.request_id, None)

@@ -40,7 +40,7 @@ class StepCodes:
     stops: list[frozenset[int]] | None
     """Token ids that end each row's request, whose frame is dropped; None where that was done before the prediction."""
     codes: torch.Tensor
-    """int32 [n, Q] on the host, complete once `ready` has happened."""
+    """Whole numbers [n, Q] on the host, complete once `ready` has happened."""
     ready: Any = None
     """Event on the device, None where there is nothing to wait for."""
 
@@ -207,7 +207,7 @@ class ArState:
             out: Where to write.
         """
         self._bind(req_ids)
-        self._following = computed.astype(np.int64) + (1 if counts is None else counts)
+        self._following = np.add(computed, 1 if counts is None else counts, dtype=np.int64)
         batch = self._batch
         if batch is None:
             out.zero_()
@@ -338,7 +338,7 @@ class ArState:
 
     def _keep(self, rows: list[int], stops: list[frozenset[int]] | None, codes: torch.Tensor) -> None:
         if self._device.type == "cpu":
-            self._codes = StepCodes(rows, stops, codes.to(torch.int32))
+            self._codes = StepCodes(rows, stops, codes)  # packed as int32, which the device should do where there is one
             return
         host = codes.to(torch.int32).to("cpu", non_blocking=True)
         ready = torch.Event(device=self._device)

@@ -21,8 +21,13 @@ class ArRunnerMixin:
     omni: ArState
 
     def _preprocess(self, scheduler_output: Any, num_input_tokens: int, intermediate_tensors: Any = None) -> Any:
-        prepared = super()._preprocess(scheduler_output, num_input_tokens, intermediate_tensors)  # type: ignore[misc]
         runner: Any = self
+        # Said for the graphs' sake: here vLLM would embed the placeholder ids, for nothing.
+        wanted, runner.enable_prompt_embeds = runner.enable_prompt_embeds, False
+        try:
+            prepared = super()._preprocess(scheduler_output, num_input_tokens, intermediate_tensors)  # type: ignore[misc]
+        finally:
+            runner.enable_prompt_embeds = wanted
         req_ids = runner.input_batch.req_ids
         scheduled = scheduler_output.num_scheduled_tokens
         total = scheduler_output.total_num_scheduled_tokens
