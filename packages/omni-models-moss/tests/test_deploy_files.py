@@ -198,6 +198,27 @@ def test_first_audio_of_the_talker_is_warned_about_where_its_kernels_are_not(res
     assert "talker_first_audio has no effect on npu" in warning
 
 
+@pytest.mark.parametrize(
+    ("option", "warning"),
+    [
+        ("codec_left_context_frames: 5", "codec_left_context_frames has no effect: the codec keeps a state"),
+        ("initial_codec_chunk_frames: 20", "initial_codec_chunk_frames is cut to codec_chunk_frames, 15"),
+    ],
+    ids=["context", "first payload"],
+)
+@pytest.mark.parametrize("name", ["moss_tts_local", "moss_tts_delay"])
+def test_an_option_that_does_not_do_what_it_says_is_warned_about(
+    name: str, option: str, warning: str, resolve: Resolve, tmp_path: Path
+) -> None:
+    overlay = tmp_path / "mine.yaml"
+    overlay.write_text(f"base_config: {name}.yaml\nconnectors: {{connector_of_shared_memory: {{extra: {{{option}}}}}}}\n")
+
+    (said,) = resolve(overlay, platform="cpu", model_type=name).warnings
+
+    assert warning in said
+    assert "connectors.connector_of_shared_memory.extra" in said
+
+
 @pytest.mark.parametrize("platform", PLATFORMS)
 @pytest.mark.parametrize("name", FILES)
 def test_bundled_file_resolves_without_a_warning(

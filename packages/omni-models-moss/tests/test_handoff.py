@@ -46,6 +46,16 @@ def test_a_request_chooses_the_size_of_its_first_payload() -> None:
     assert [None if payload is None else len(payload["codes"]) for payload in payloads] == [None, 2, None, None, 3]
 
 
+def test_without_streaming_all_frames_go_when_the_talker_has_ended() -> None:
+    handoff = Handoff("r", {}, {"codec_chunk_frames": 1, "codec_streaming": False})
+
+    payloads = [talker2codec_async_chunk(handoff, output(number, finished=number == 4)) for number in range(5)]
+
+    assert payloads[:4] == [None] * 4
+    assert payloads[4] is not None
+    assert payloads[4]["codes"][:, 0].tolist() == [0, 1, 2, 3, 4]
+
+
 def test_what_is_continued_goes_once_before_the_first_frame() -> None:
     recording = np.arange(24).reshape(2, 12)
     handoff = Handoff("r", {"ref_codes": recording}, {"codec_chunk_frames": 1})

@@ -16,11 +16,6 @@ def _config(raw: dict[str, Any]) -> Any:
     return MossTTSLocalConfig(**raw)
 
 
-@pytest.fixture
-def data_folder() -> Path:
-    return Path(__file__).parent / "data" / "moss-tts-local"
-
-
 def test_the_text_config_is_the_backbone(data_folder: Path) -> None:
     raw = json.loads((data_folder / "config.json").read_text())
 
@@ -36,6 +31,27 @@ def test_the_backbone_may_be_under_its_other_name_only(data_folder: Path) -> Non
     del raw["qwen3_config"]
 
     assert _config(raw).get_text_config().hidden_size == 64
+
+
+@pytest.mark.parametrize(
+    ("rope", "expected"),
+    [
+        ({"rope_theta": 5e5}, {"rope_type": "default", "rope_theta": 5e5}),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 7e5}}, {"rope_type": "default", "rope_theta": 7e5}),
+        (
+            {"rope_theta": 1000000, "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}},
+            {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 1024},
+        ),
+    ],
+    ids=["plain", "as transformers 5 writes it", "stretched"],
+)
+def test_positions_are_turned_as_the_checkpoint_says(rope: dict[str, Any], expected: dict[str, Any], data_folder: Path) -> None:
+    raw = json.loads((data_folder / "config.json").read_text())
+    backbone = {name: value for name, value in raw["qwen3_config"].items() if not name.startswith("rope_")}
+
+    text = _config({**raw, "qwen3_config": {**backbone, **rope}}).get_text_config()
+
+    assert expected.items() <= text.rope_parameters.items()
 
 
 def test_a_saved_copy_says_the_same(data_folder: Path, tmp_path: Path) -> None:

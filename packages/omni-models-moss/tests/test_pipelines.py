@@ -125,6 +125,8 @@ def test_what_a_checkpoint_is_for_follows_from_the_name_it_was_asked_for_by_or_h
     assert kind_of("/models/moss_tts_delay") is Kind.TTS
     assert kind_of("/models/mine", "OpenMOSS-Team/MOSS-SoundEffect") is Kind.SOUND
     assert kind_of("/models/moss_voice_generator", "OpenMOSS-Team/MOSS-TTS") is Kind.VOICE
+    assert kind_of("/cache/models--OpenMOSS-Team--MOSS-TTSD-v1.0/snapshots/0123abcd") is Kind.DIALOGUE
+    assert kind_of("snapshots/MOSS-SoundEffect") is Kind.SOUND
 
 
 @pytest.mark.engine

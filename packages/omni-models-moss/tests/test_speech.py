@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from omni_core.errors import RequestError
+from omni_core.errors import ConfigError, RequestError
 from omni_core.model_info import ModelInfo
 from omni_core.speech import SpeechAdapter, SpeechPrompt
 from omni_core.target import load_target
+from omni_models_moss.local.speech import NanoSpeech
 from omni_models_moss.pipeline import PIPELINES
 
 
@@ -100,3 +102,48 @@ def test_realtime_imitates_and_does_not_continue(adapter: Callable[..., SpeechAd
 
     with pytest.raises(RequestError, match="'ref_text' has no effect"):
         adapter("moss_tts_realtime").prepare(SpeechPrompt("Hello", ref_audio=recording(), ref_text="words"))
+
+
+@pytest.mark.parametrize("bad", ["ref_audio", "ref_audio_2"])
+def test_a_recording_that_cannot_be_used_is_called_by_its_own_name(
+    bad: str, adapter: Callable[..., SpeechAdapter], recording: Callable[..., Any]
+) -> None:
+    recordings = {name: recording(seconds=0.2 if name == bad else 1.0) for name in ("ref_audio", "ref_audio_2")}
+
+    with pytest.raises(RequestError, match=r"0\.2 s long") as caught:
+        adapter("moss_tts_delay", "ttsd").prepare(SpeechPrompt("[S1] Hello", **recordings))
+
+    assert caught.value.param == bad
+
+
+def test_the_words_of_a_recording_have_the_limit_of_a_text(
+    adapter: Callable[..., SpeechAdapter], recording: Callable[..., Any]
+) -> None:
+    prompt = SpeechPrompt("Hello", ref_audio=recording(), ref_text="x" * 8001)
+
+    with pytest.raises(RequestError, match="'ref_text' has 8001 characters, but at most 8000") as caught:
+        adapter("moss_tts_delay", "tts").prepare(prompt)
+
+    assert caught.value.param == "ref_text"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "is not a JSON object"),
+        ('{"number_channels": "two"}', "number_channels must be of type int"),
+    ],
+    ids=["damaged", "a list", "no number"],
+)
+def test_a_codec_whose_sizes_cannot_be_read_is_an_error_that_names_the_file(
+    text: str, message: str, tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny("moss_tts_nano"), tmp_path / "model")
+    config = folder / "audio_tokenizer" / "config.json"
+    config.write_text(text)
+
+    with pytest.raises(ConfigError, match=message) as caught:
+        _ = NanoSpeech(ModelInfo(str(folder), folder, {})).traits
+
+    assert caught.value.where == str(config)

@@ -21,7 +21,18 @@ from omni_models_moss.stream import ChunkPolicy, check_options
 def test_first_payload_may_be_smaller(options: dict[str, Any], expected: list[int]) -> None:
     policy = ChunkPolicy.read(options)
 
-    assert [policy.size(sent) for sent in range(3)] == expected
+    assert [_size(policy, sent) for sent in range(3)] == expected
+
+
+def _size(policy: ChunkPolicy, sent: int) -> int:
+    """Return with how many frames the payload after `sent` others leaves."""
+    return next(frames for frames in range(1, 99) if policy.is_due(frames, sent))
+
+
+def test_without_streaming_no_payload_leaves_before_the_end() -> None:
+    policy = ChunkPolicy.read({"codec_streaming": False, "codec_chunk_frames": 1})
+
+    assert not any(policy.is_due(frames, sent) for frames in (1, 99) for sent in (0, 1))
 
 
 @pytest.mark.parametrize(
@@ -62,4 +73,4 @@ def test_wrong_option_names_key_and_value(options: dict[str, Any], message: str)
     ("asked", "expected"), [(None, 1), (4, 4), (0, 15), (99, 15)], ids=["the edge's", "its own", "off", "cut to steady"]
 )
 def test_a_request_may_choose_the_size_of_the_first_payload(asked: int | None, expected: int) -> None:
-    assert ChunkPolicy.read({}, asked).size(0) == expected
+    assert _size(ChunkPolicy.read({}, asked), 0) == expected

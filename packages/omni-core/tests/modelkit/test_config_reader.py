@@ -27,6 +27,17 @@ def test_a_wrong_field_is_named_with_its_place(value: dict[str, object], message
     assert caught.value.where == "folder/config.json"
 
 
+def test_names_with_ids_are_read_and_what_has_none_is_named() -> None:
+    read = ConfigReader({"voices": {"ada": 1}, "broken": {"ada": 1, "bob": "2"}}, "config.json", "tiny", "talker.")
+
+    assert read.ids("voices") == {"ada": 1}
+    assert read.ids("others", {}) == {}
+    with pytest.raises(ConfigError, match=r"talker\.others is missing"):
+        read.ids("others")
+    with pytest.raises(ConfigError, match=r"talker\.broken\.bob must be of type int, not '2'"):
+        read.ids("broken")
+
+
 def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read it") as caught:
         ConfigReader.of_folder(tmp_path, "tiny")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from omni_core.stage import ResolvedStage
 from omni_models_moss.codec.decoder import CodecDecoder
 from omni_models_moss.codec.location import find_codec
 from omni_models_moss.codec.memory import Stream
+
+logger = logging.getLogger(__name__)
 
 
 class MossTTSCodecDecoder(CodecStage):
@@ -44,6 +47,10 @@ class MossTTSCodecDecoder(CodecStage):
             ConfigError: A file is missing or damaged, its tensors are not this model's, or the dtype is not known.
             DependencyError: The codec's repository cannot be fetched.
         """
+        if unused := _without_effect(stage):
+            logger.info(
+                "stage %s: %s: no effect on this codec, which runs without captured graphs", stage.name, ", ".join(unused)
+            )
         options = stage.inputs[0].stream if stage.inputs else {}
         return cls(
             _load_decoder(stage),
@@ -103,6 +110,13 @@ class MossTTSCodecDecoder(CodecStage):
                 begun=chunk.state.frames > 0,
             )
         )
+
+
+def _without_effect(stage: ResolvedStage) -> list[str]:
+    """Return the settings of a stage that are meant for codecs of another make."""
+    overrides = stage.engine_args.get("hf_overrides")
+    given = {**stage.engine_args, **(overrides if isinstance(overrides, Mapping) else {})}
+    return [name for name in ("codec_attention_backend", "compilation_config") if given.get(name)]
 
 
 def _load_decoder(stage: ResolvedStage) -> CodecDecoder:

@@ -76,7 +76,7 @@ def _next_chunk(handoff: Handoff, frames: Frames, *, finished: bool) -> Payload 
     pending: list[Frames] = state["pending"]
     if len(frames):
         pending.append(frames)
-    if not finished and sum(map(len, pending)) < policy.size(state["sent"]):
+    if not finished and not policy.is_due(sum(map(len, pending)), state["sent"]):
         return None
     state["pending"] = []
     state["sent"] += 1

@@ -83,10 +83,11 @@ class MossTTSNanoConfig(MossConfig):
 
 def qwen3_backbone(raw: Mapping[str, Any]) -> Qwen3Config:
     """Return the backbone as a Qwen3 configuration; its own head for text has no use and is left out."""
-    parameters = raw.get("rope_parameters") or {}
-    theta = float(raw.get("rope_theta", parameters.get("rope_theta", _ROPE_THETA)))
+    rope = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
+    kind = rope.pop("type", "default")  # as older files call `rope_type`
+    theta = float(raw.get("rope_theta", rope.get("rope_theta", _ROPE_THETA)))
     return Qwen3Config(
         **{name: raw[name] for name in _NAMES if name in raw},
-        rope_parameters={"rope_type": "default", "rope_theta": theta},
+        rope_parameters={"rope_type": kind, **rope, "rope_theta": theta},
         tie_word_embeddings=False,
     )

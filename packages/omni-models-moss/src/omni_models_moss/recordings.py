@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from omni_core.modelkit.cache import BoundedCache
 from omni_core.payload import Payload
-from omni_models_moss.rows import Frames
+from omni_models_moss.rows import NO_CODE, Frames, Rows
 
 if TYPE_CHECKING:
     from omni_core.stage import ResolvedStage
@@ -53,8 +54,19 @@ class Recordings:
         return self._frames.get(key, lambda: self._encoder.encode(samples, rate))
 
 
-def frames_key(*frames: Frames | None) -> str:
-    """Return what tells frames from others, for `EngineInput.cache_key`; the empty string where there are none."""
+def cache_key(rows: Rows, slots: Sequence[int], *frames: Frames | None) -> str | None:
+    """Return what makes two prompts equal beside their text ids, for `EngineInput.cache_key`: the frames in them, in order.
+
+    None where a text id stands for a frame in a row that has none, because the text spells it: such a prompt could pass for one
+    with a frame there. The empty string where there are no frames.
+
+    Args:
+        rows: The prompt.
+        slots: The text ids that stand for frames.
+        frames: The frames of the recordings.
+    """
+    if (np.isin(rows.text_ids, slots) & (rows.codes == NO_CODE).all(axis=1)).any():
+        return None
     given = [each for each in frames if each is not None]
     if not given:
         return ""

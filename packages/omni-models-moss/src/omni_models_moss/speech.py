@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import unicodedata
-from abc import abstractmethod
+from collections.abc import Mapping
 from functools import cached_property
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from omni_core.errors import RequestError
+from omni_core.modelkit.config_reader import ConfigReader, read_json
 from omni_core.speech import PreparedSpeech, ReferenceAudio, SpeechAdapter, SpeechPrompt, SpeechTraits
 from omni_core.speech_checks import check_fields, check_instructions, check_reference, check_text, limits, whole_number
+from omni_models_moss.checkpoint import MossCheckpoint
 from omni_models_moss.pipeline import CODEC_FOLDER
+
+if TYPE_CHECKING:
+    from omni_core.model_info import ModelInfo
 
 MAX_TEXT_CHARS = 8000
 """The engine takes 4096 positions, text and speech together; a longer text would leave no room to speak it."""
@@ -29,35 +32,30 @@ class MossSpeech(SpeechAdapter):
 
     `ref_audio` alone is a voice to imitate. With `ref_text`, the words it says, it is the beginning of the speech: the model
     continues it, and only what is new is returned. Subclasses say which fields count.
+
+    Raises:
+        ConfigError: config.json is missing, or has a field of another type.
     """
 
     model_name: str
     """What messages call the model."""
+    checkpoint_class: ClassVar[type[MossCheckpoint]]
+    accepts: frozenset[str]
+    """Fields that have an effect."""
     channels: int
     """Channels of the codec where its config is in a repository of its own."""
     samples_per_frame: int
 
-    @property
-    @abstractmethod
-    def accepts(self) -> frozenset[str]:
-        """Fields that have an effect."""
-
-    @property
-    @abstractmethod
-    def folder(self) -> Path:
-        """The checkpoint's folder."""
-
-    @property
-    @abstractmethod
-    def sample_rate(self) -> int:
-        """Hz."""
+    def __init__(self, model: ModelInfo, options: Mapping[str, Any] | None = None) -> None:
+        super().__init__(model, options)
+        self.checkpoint = self.checkpoint_class.read(model.path)
 
     @cached_property
     def traits(self) -> SpeechTraits:
         """What this checkpoint accepts and makes."""
         facts = self._codec_facts()
         return SpeechTraits(
-            sample_rate=self.sample_rate,
+            sample_rate=self.checkpoint.sample_rate,
             channels=facts["number_channels"],
             accepts=self.accepts,
             clones="ref_audio" in self.accepts,
@@ -70,11 +68,11 @@ class MossSpeech(SpeechAdapter):
     def _codec_facts(self) -> dict[str, int]:
         """Return channels and hop of the codec; the published values where its config is in a repository of its own."""
         facts = {"number_channels": self.channels, "downsample_rate": self.samples_per_frame}
-        try:
-            raw = json.loads((self.folder / CODEC_FOLDER / "config.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        path = self.checkpoint.folder / CODEC_FOLDER / "config.json"
+        if not path.is_file():
             return facts
-        return {name: int(raw.get(name, value)) for name, value in facts.items()}
+        read = ConfigReader(read_json(path), str(path), f"{self.model_name}'s codec")
+        return {name: read.optional(name, int, value) for name, value in facts.items()}
 
     def check(self, prompt: SpeechPrompt) -> None:
         """Check what this checkpoint needs beyond a text.
@@ -136,12 +134,26 @@ class MossSpeech(SpeechAdapter):
         words = (prompt.ref_text or "").strip()
         if prompt.ref_text is not None and not words:
             raise RequestError("'ref_text' has no words", param="ref_text", hint="leave it out to imitate the voice only")
+        if len(words) > MAX_TEXT_CHARS:
+            raise RequestError(
+                f"'ref_text' has {len(words)} characters, but at most {MAX_TEXT_CHARS} are accepted",
+                param="ref_text",
+                hint="send the words of the recording alone",
+            )
         found = {**self.recording("ref_audio", prompt.ref_audio), "continues": bool(words)}
         return found | ({"text": join_texts(words, prompt.text)} if words else {})
 
     def recording(self, name: str, audio: ReferenceAudio) -> dict[str, Any]:
-        """Return a recording as `Recordings` takes it."""
-        return {name: check_reference(audio, self.traits), f"{name}_rate": int(audio.sample_rate)}
+        """Return a recording as `Recordings` takes it.
+
+        Raises:
+            RequestError: It cannot be used; `param` is its name.
+        """
+        try:
+            samples = check_reference(audio, self.traits)
+        except RequestError as error:
+            raise RequestError(error.message, where=error.where, hint=error.hint, param=name) from error
+        return {name: samples, f"{name}_rate": int(audio.sample_rate)}
 
 
 def join_texts(first: str, second: str) -> str:

@@ -36,6 +36,8 @@ class ChunkPolicy:
     steady: int = 15
     initial: int = 1
     """Frames of the first payload."""
+    streams: bool = True
+    """Whether payloads leave before the talker has ended."""
 
     @classmethod
     def read(cls, options: Mapping[str, Any], initial: int | None = None) -> ChunkPolicy:
@@ -48,22 +50,29 @@ class ChunkPolicy:
         steady = int(options.get("codec_chunk_frames", cls.steady))
         chosen = options.get("initial_codec_chunk_frames", cls.initial) if initial is None else initial
         initial = int(chosen) or steady
-        return cls(steady=steady, initial=min(initial, steady))
+        return cls(steady=steady, initial=min(initial, steady), streams=bool(options.get("codec_streaming", True)))
 
-    def size(self, sent: int) -> int:
-        """Return how many frames the payload after `sent` others waits for."""
-        return self.steady if sent else self.initial
+    def is_due(self, frames: int, sent: int) -> bool:
+        """Return whether so many frames make the payload after `sent` others, although the talker goes on."""
+        return self.streams and frames >= (self.steady if sent else self.initial)
 
 
 def check_edges(stages: Sequence[ResolvedStage]) -> None:
-    """Check the options of every edge.
+    """Check the options of every edge, and say which have no effect or another one than it seems.
 
     Raises:
         ConfigError: A key is not known or a value cannot be used (E34); the message names the connector.
     """
     for stage in stages:
         for edge in stage.outputs:
-            check_options(edge.stream, f"connectors.{edge.connector}.extra")
+            where, options = f"connectors.{edge.connector}.extra", edge.stream
+            check_options(options, where)
+            if options.get("codec_left_context_frames"):
+                warn(
+                    f"{where}: codec_left_context_frames has no effect: the codec keeps a state instead of hearing frames again"
+                )
+            if options.get("initial_codec_chunk_frames", 0) > (steady := options.get("codec_chunk_frames", ChunkPolicy.steady)):
+                warn(f"{where}: initial_codec_chunk_frames is cut to codec_chunk_frames, {steady}")
 
 
 def check_first_audio(stages: Sequence[ResolvedStage]) -> None:

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from omni_core.errors import ConfigError
-from omni_core.modelkit.tiny_weights import Drawn, Tensors
+from omni_core.modelkit.tiny_weights import Drawn, Tensors, write_tensors
+from omni_models_moss.codec.tiny import write_codec
+from omni_models_moss.pipeline import CODEC_FOLDER
 
 SPECIAL = (
     "<|endoftext|>",
@@ -31,8 +33,8 @@ CODE_SPREAD = 1.5
 TEXT_SPREAD = 0.7
 
 
-def check_variant(variant: str, known: Iterable[str], model: str) -> None:
-    """Check what was asked for with `--variant`.
+def begin_checkpoint(folder: Path, variant: str, known: Iterable[str], model: str) -> None:
+    """Check what was asked for with `--variant`, and make the folder.
 
     Raises:
         ConfigError: There is no such variant.
@@ -41,6 +43,14 @@ def check_variant(variant: str, known: Iterable[str], model: str) -> None:
         raise ConfigError(
             f"there is no tiny {model} variant {variant!r}", where="--variant", hint=f"leave it out, or say {', '.join(known)}"
         )
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+def write_checkpoint(folder: Path, config: Mapping[str, Any], tensors: Tensors, codec: Mapping[str, Any], seed: int) -> None:
+    """Write config.json, the talker's tensors, and the codec into a folder inside, where the published one is elsewhere."""
+    write_json(folder / "config.json", config)
+    write_tensors(folder / "model.safetensors", tensors, seed=seed, dtype="BF16")
+    write_codec(folder / CODEC_FOLDER, seed, codec)
 
 
 def rounded_vocab(ids: Iterable[int], least: int = 0) -> int:

@@ -1,12 +1,9 @@
-"""Codecs to test with: golden folders, a tiny one, and a straight-line implementation to compare with."""
+"""Codecs to test with: a golden one, a tiny one, and a straight-line implementation to compare with."""
 
 from __future__ import annotations
 
 import json
-import os
-import wave
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,91 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from omni_core.stage import ResolvedEdge, ResolvedStage
 from omni_models_moss.codec.tiny import write_codec
-from omni_models_moss.pipeline import MOSS_TTS_LOCAL
-
-DATA = Path(__file__).parents[1] / "data" / "moss-tts-local"
 
 Array = np.ndarray[Any, Any]
 
 
-@cache
-def _load(folder: Path) -> tuple[dict[str, Any], Any]:
-    return json.loads((folder / "golden.json").read_text(encoding="utf-8")), np.load(folder / "golden.npz")
-
-
-@dataclass(frozen=True)
-class GoldenCase:
-    """One request of a golden folder, and what the reference made of it."""
-
-    folder: Path
-    id: str
-
-    def array(self, name: str) -> Array | None:
-        arrays = _load(self.folder)[1]
-        key = f"{self.id}__{name}"
-        return arrays[key] if key in arrays.files else None
-
-    @property
-    def request(self) -> dict[str, Any]:
-        return next(case["request"] for case in _load(self.folder)[0]["cases"] if case["id"] == self.id)
-
-    @property
-    def whole_wave(self) -> Array | None:
-        """One decode of the codes [2, samples]; what the request returned is the same unless it continues a recording."""
-        found = self.array("wav_oneshot")
-        return self.array("wav") if found is None and not self.continues else found
-
-    @property
-    def continues(self) -> bool:
-        return self.request.get("mode") == "continuation"
-
-    @property
-    def recording(self) -> tuple[Array, int] | None:
-        """The request's audio [n, channels] and its rate."""
-        name = self.request.get("audio")
-        if name is None:
-            return None
-        with wave.open(str(self.folder / name)) as file:
-            samples = np.frombuffer(file.readframes(file.getnframes()), dtype="<i2").reshape(-1, file.getnchannels())
-            return (samples / 32768).astype(np.float32), file.getframerate()
-
-
-def _golden_folders() -> Iterator[tuple[Path, bool]]:
-    """Return the golden folders, and for each whether it is outside this package."""
-    yield DATA, False
-    for place in (os.environ.get("OMNI_GOLDEN"), "/work/shared/golden", DATA.parents[4].parent / "shared" / "golden"):
-        if place and (folder := Path(place, "moss-tts-local")).is_dir():
-            yield folder, True
-            return
-
-
-_KINDS: dict[str, Callable[[GoldenCase], bool]] = {
-    "answered": lambda case: True,
-    "decoded": lambda case: case.whole_wave is not None,
-    "continued": lambda case: case.continues,
-    "recorded": lambda case: case.recording is not None,
-}
-"""Arguments of tests, and the golden cases that they are run for."""
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run a test for every golden case that is of the kind it asks for."""
-    for kind in _KINDS.keys() & set(metafunc.fixturenames):
-        params = [
-            pytest.param(case, id=f"{'shared-' if is_shared else ''}{case.id}", marks=[pytest.mark.golden] * is_shared)
-            for folder, is_shared in _golden_folders()
-            for case in (GoldenCase(folder, record["id"]) for record in _load(folder)[0]["cases"])
-            if _KINDS[kind](case)
-        ]
-        metafunc.parametrize(kind, params)
-
-
 @pytest.fixture(scope="session")
-def golden_codec() -> Path:
+def golden_codec(data_folder: Path) -> Path:
     """The codec that comes with these tests; the reference implementation's weights and names."""
-    return DATA / "audio_tokenizer"
+    return data_folder / "audio_tokenizer"
 
 
 @pytest.fixture(scope="session")
@@ -119,26 +40,6 @@ def inference() -> Iterator[None]:
     with torch.inference_mode():
         yield
     torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="session")
-def stage_of() -> Callable[..., ResolvedStage]:
-    """Return a resolved stage of MOSS-TTS Local over a checkpoint folder, by default the codec's."""
-
-    def make(folder: Path, stage_id: int = 1, *, options: dict[str, Any] | None = None, **values: Any) -> ResolvedStage:
-        edge = ResolvedEdge(0, 1, "shared_memory", "none:None", stream=options or {})
-        defaults: dict[str, Any] = {
-            "pipeline": MOSS_TTS_LOCAL.model_type,
-            "topology": MOSS_TTS_LOCAL.stages[stage_id],
-            "model": str(folder),
-            "architecture": MOSS_TTS_LOCAL.architecture(stage_id),
-            "architecture_target": "omni_models_moss.code2wav:MossTTSCodecDecoder",
-            "runner": "omni_core.engine.light_runner:LightRunner",
-            "inputs": (edge,) if stage_id == 1 else (),
-        }
-        return ResolvedStage(**{**defaults, **values})
-
-    return make
 
 
 class StraightCodec:

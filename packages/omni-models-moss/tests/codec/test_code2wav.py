@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -45,22 +46,22 @@ def audio(model: MossTTSCodecDecoder, *chunks: LightChunk) -> list[Array]:
     return [output["audio"] for output in model.step(chunks)]
 
 
-def test_golden_codes_become_the_references_audio(answered: Any, stage_of: StageOf) -> None:
-    stage = stage_of(answered.folder)
+def test_golden_codes_become_the_references_audio(case: Any, stage_of: StageOf) -> None:
+    stage = stage_of(case.folder)
     model = MossTTSCodecDecoder.load(stage)
-    first = {"ref_codes": answered.array("ref_codes")} if answered.continues else {}
+    first = {"ref_codes": case.array("ref_codes")} if case.continues else {}
     state, made = model.begin("r", {}), []
 
     sent = 0
-    while sent < len(answered.array("codes")):
+    while sent < len(case.array("codes")):
         size = 15 if sent else 1
-        made += audio(model, chunk(model, state, codes=answered.array("codes")[sent : sent + size], **first))
+        made += audio(model, chunk(model, state, codes=case.array("codes")[sent : sent + size], **first))
         first, sent = {}, sent + size
 
     found = np.concatenate(made)
     assert found.dtype == np.float32
-    assert found.shape == (answered.array("wav").shape[1], 2)
-    assert np.abs(found.T - answered.array("wav")).max() < 1e-5
+    assert found.shape == (case.array("wav").shape[1], 2)
+    assert np.abs(found.T - case.array("wav")).max() < 1e-5
 
 
 def test_output_is_described(model: MossTTSCodecDecoder) -> None:
@@ -74,6 +75,21 @@ def test_dispatch_options_of_the_edge_become_the_models(tiny_codec: Path, stage_
 
     assert DispatchGate.of(MossTTSCodecDecoder.load(stage), stage, 128) == DispatchGate(16, 0.006)
     assert DispatchGate.of(MossTTSCodecDecoder.load(stage_of(tiny_codec)), stage, 128) == DispatchGate(1, 0.0)
+
+
+def test_settings_of_other_codecs_are_said_to_have_no_effect(
+    tiny_codec: Path, stage_of: StageOf, caplog: pytest.LogCaptureFixture
+) -> None:
+    """MO-02 has both."""
+    args = {"hf_overrides": {"codec_attention_backend": "triton_slot"}, "compilation_config": {"backend": "inductor"}}
+
+    with caplog.at_level(logging.INFO, "omni_models_moss"):
+        MossTTSCodecDecoder.load(stage_of(tiny_codec))
+        assert not caplog.messages
+        MossTTSCodecDecoder.load(stage_of(tiny_codec, engine_args=args))
+
+    (said,) = caplog.messages
+    assert "codec_attention_backend, compilation_config: no effect on this codec" in said
 
 
 def test_chunks_of_one_size_form_a_group(model: MossTTSCodecDecoder) -> None:

@@ -129,6 +129,16 @@ def test_other_spellings_are_understood() -> None:
         ({"decoder_kwargs__0__context_duration": 0.01}, "a window of 0 columns"),
         ({"decoder_kwargs__2__input_dimension": 17}, "the transformer 2 takes 17 values a column, but gets 16"),
         ({"quantizer_kwargs__input_dim": 25}, "the encoder ends with 24 values a column instead of 25"),
+        (
+            {"causal_transformer_context_duration": "10"},
+            "causal_transformer_context_duration must be a positive number, not '10'",
+        ),
+        (
+            {"decoder_kwargs__0__context_duration": -1},
+            r"decoder_kwargs\[0\]\.context_duration must be a positive number, not -1",
+        ),
+        ({"decoder_kwargs__0__max_period": [1]}, r"decoder_kwargs\[0\]\.max_period must be a positive number, not \[1\]"),
+        ({"compute_dtype": "fp8"}, "compute_dtype 'fp8' is not known, only fp32, float32, bf16"),
         ({"enable_channel_interleave": False}, "enable_channel_interleave is off, but there are 2 channels"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",

@@ -199,6 +199,29 @@ def test_a_failing_step_changes_no_stream(
     assert worst(decoder.decode(codes, [stream]), expected) < ROUNDING
 
 
+def test_a_step_that_fails_behind_a_short_reference_changes_no_stream(
+    decoder: CodecDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both fit into one piece, but go through the layers one after the other."""
+    reference, codes = random_codes(4, seed=1), random_codes(3)
+    expected = decoder.decode(codes, [decoder.begin()], reference=reference)
+    stream, compute = decoder.begin(), CodecDecoder._piece
+
+    def broken(self: CodecDecoder, piece: Tensor, streams: Any) -> Tensor:
+        found = compute(self, piece, streams)
+        if piece.shape[1] == 3:
+            raise RuntimeError("out of memory")
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CodecDecoder, "_piece", broken)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            decoder.decode(codes, [stream], reference=reference)
+
+    assert stream.frames == 0
+    assert worst(decoder.decode(codes, [stream], reference=reference), expected) < ROUNDING
+
+
 def test_no_frames_make_no_audio(decoder: CodecDecoder) -> None:
     assert decoder.decode(random_codes(0, batch=2), [decoder.begin(), decoder.begin()]).shape == (2, 0, 2)
 

@@ -29,9 +29,9 @@ def tone(seconds: float, rate: int = 48000, *, channels: int = 2, level: float =
 
 
 def test_a_recording_becomes_the_references_codes(recorded: Any) -> None:
-    samples, rate = recorded.recording
+    recording = recorded.recording
 
-    codes = ReferenceEncoder.load(recorded.folder / "audio_tokenizer").encode(samples, rate)
+    codes = ReferenceEncoder.load(recorded.folder / "audio_tokenizer").encode(recording.samples, recording.sample_rate)
 
     assert codes.dtype == np.int64
     np.testing.assert_array_equal(codes, recorded.array("ref_codes"))

@@ -12,14 +12,13 @@ from omni_core.model_info import read_model_info
 from omni_core.runner import StageInput
 from omni_core.speech import SpeechPrompt
 from omni_core.stage import ResolvedStage
+from omni_core.testing.ar_stage import running_stage
 from omni_models_moss.handoff import CODES
 from omni_models_moss.local.speech import LocalSpeech
 from omni_models_moss.pipeline import MOSS_TTS_LOCAL
 
 
 async def speak(folder: Path, model_runner: Any, prompt: SpeechPrompt, sampling: dict[str, Any]) -> list[list[int]]:
-    from omni_core.engine.ar.runner import ArRunner
-
     stage = ResolvedStage(
         pipeline=MOSS_TTS_LOCAL.model_type,
         topology=MOSS_TTS_LOCAL.stages[0],
@@ -38,15 +37,10 @@ async def speak(folder: Path, model_runner: Any, prompt: SpeechPrompt, sampling:
         },
     )
     inputs = LocalSpeech(read_model_info(folder)).prepare(prompt).inputs
-    runner, frames = ArRunner(stage), []
-    try:
-        facts = await runner.start()
-        assert facts["model_runner"] == model_runner
-        async with asyncio.timeout(200):
-            async for output in runner.run(StageInput("r", inputs, sampling)):
-                frames += output.tensors[CODES].tolist() if CODES in output.tensors else []
-    finally:
-        await runner.stop()
+    frames: list[list[int]] = []
+    async with running_stage(stage, timeout_s=200) as runner:
+        async for output in runner.run(StageInput("r", inputs, sampling)):
+            frames += output.tensors[CODES].tolist() if CODES in output.tensors else []
     return frames
 
 

@@ -16,10 +16,10 @@ pytestmark = pytest.mark.engine
 
 
 @pytest.fixture(scope="module")
-def processor_of(talker_stage: Callable[..., ResolvedStage]) -> Callable[[Path], Any]:
+def processor_of(stage_of: Callable[..., ResolvedStage]) -> Callable[[Path], Any]:
     from omni_models_moss.local.input import LocalInput
 
-    return cache(lambda folder: LocalInput(talker_stage(folder)))
+    return cache(lambda folder: LocalInput(stage_of(folder, 0)))
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,15 @@ def test_prompts_share_what_is_computed_only_if_their_frames_are_equal(
     assert len({None, "", *recordings}) == 4
 
 
+@pytest.mark.parametrize("slot", ["<|video_pad|>", "<|vision_pad|>"], ids=["spoken", "reference"])
+@pytest.mark.parametrize("use", ["none", "imitated", "continued"])
 def test_a_text_that_spells_the_slot_of_a_frame_shares_with_nobody(
-    processor_of: Callable[[Path], Any], data_folder: Path
+    use: str, slot: str, processor_of: Callable[[Path], Any], data_folder: Path
 ) -> None:
-    assert processor_of(data_folder)({"text": "Hello <|video_pad|>"}, {}).cache_key is None
+    """With a recording, too: its frames would be taken for those behind the text that is spelt."""
+    noise = np.random.default_rng(1).normal(0, 0.1, 48000).astype(np.float32)
+    recording = {} if use == "none" else {"ref_audio": noise, "ref_audio_rate": 48000, "continues": use == "continued"}
+    make = processor_of(data_folder)
+
+    assert make({"text": f"Hello {slot}", **recording}, {}).cache_key is None
+    assert make({"text": "Hello", **recording}, {}).cache_key is not None

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,46 +27,9 @@ GREEDY = MtpSampling(do_sample=False)
 
 
 @pytest.fixture(scope="module")
-def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """vLLM's layers ask for their rank; here there is one."""
-    from vllm.config import VllmConfig, set_current_vllm_config
-    from vllm.distributed import (
-        destroy_distributed_environment,
-        destroy_model_parallel,
-        init_distributed_environment,
-        initialize_model_parallel,
-    )
-
-    torch.set_num_threads(1)
-    place = tmp_path_factory.mktemp("rank") / "store"
-    with set_current_vllm_config(VllmConfig()):
-        init_distributed_environment(1, 0, f"file://{place}", 0, "gloo")
-        initialize_model_parallel(1, 1)
-    yield
-    destroy_model_parallel()
-    destroy_distributed_environment()
-
-
-@pytest.fixture(scope="module")
-def make_talker(one_rank: None, talker_stage: Callable[..., ResolvedStage]) -> Callable[[Path], Any]:
+def make_talker(unloaded: Callable[[ResolvedStage], Any], stage_of: Callable[..., ResolvedStage]) -> Callable[[Path], Any]:
     """Return an unloaded talker over a checkpoint folder."""
-    from vllm.config import set_current_vllm_config
-    from vllm.utils.torch_utils import set_default_torch_dtype
-
-    from omni_core.engine.ar.engine_args import build_engine_args
-    from omni_core.engine.ar.model_class import capabilities_of, load_model_class
-    from omni_core.engine.vllm_plugin import register
-
-    def make(folder: Path) -> Any:
-        register()
-        stage = talker_stage(folder, engine_args=ENGINE)
-        assert stage.architecture_target is not None
-        kind = load_model_class(stage.architecture, stage.architecture_target, where="test")
-        config = build_engine_args(stage, capabilities_of(kind)).create_engine_config()
-        with set_current_vllm_config(config), set_default_torch_dtype(torch.float32):
-            return kind(vllm_config=config)
-
-    return make
+    return lambda folder: unloaded(stage_of(folder, 0, engine_args=ENGINE))
 
 
 def _weights(folder: Path) -> dict[str, Any]:
@@ -223,11 +186,25 @@ def test_tied_heads_may_be_in_the_file_too(data_folder: Path, make_talker: Calla
     assert "local.codes.weight" in make_talker(data_folder).load_weights(weights.items())
 
 
-def test_a_checkpoint_with_other_frames_is_refused(
-    data_folder: Path, tmp_path: Path, make_talker: Callable[[Path], Any]
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n_vq": 16}, "frames of 16 codes"),
+        ({"n_vq": 0}, "frames of 0 codes"),
+        ({"audio_vocab_size": 2048}, "codes below 2048"),
+        ({"audio_end_token_id": 151645}, "the id 151645 of audio_end is none of a vocabulary"),
+        ({"gpt2_config": None}, "gpt2_config is missing"),
+        ({"gpt2_config": {"n_embd": 32, "n_head": 4}}, "a local transformer of 32 does not fit a backbone of 64"),
+    ],
+    ids=["too many codes", "no codes", "large codebooks", "unknown id", "no local transformer", "narrow local transformer"],
+)
+def test_a_checkpoint_of_another_form_is_refused(
+    data_folder: Path, tmp_path: Path, make_talker: Callable[[Path], Any], changes: dict[str, Any], message: str
 ) -> None:
     config = json.loads((data_folder / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "n_vq": 16}))
+    (tmp_path / "config.json").write_text(json.dumps({**config, **changes}))
 
-    with pytest.raises(ConfigError, match="frames of 16 codes"):
+    with pytest.raises(ConfigError, match=message) as error:
         make_talker(tmp_path)
+
+    assert error.value.where == str(tmp_path / "config.json")

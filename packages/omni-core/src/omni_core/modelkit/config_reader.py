@@ -54,6 +54,20 @@ class ConfigReader:
         """Return a field, or `default` where it is missing or null."""
         return default if self.raw.get(name) is None else self.take(name, kind)
 
+    def ids(self, name: str, default: Mapping[str, int] | None = None) -> dict[str, int]:
+        """Return a field that gives names ids: `{"ryan": 3061}`.
+
+        Args:
+            name: The field.
+            default: What stands for a field that is missing or null; None where it must be there.
+
+        Raises:
+            ConfigError: It is missing or holds something else.
+        """
+        found = self.take(name, dict) if default is None else self.optional(name, dict, default)
+        ids = ConfigReader(found, self.where, self.model, f"{self.prefix}{name}.")
+        return {str(key): ids.take(key, int) for key in found}
+
     def section(self, name: str) -> ConfigReader:
         """Return a reader of an object inside this one."""
         return ConfigReader(self.take(name, dict), self.where, self.model, f"{self.prefix}{name}.")

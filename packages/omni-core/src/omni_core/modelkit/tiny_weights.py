@@ -1,4 +1,4 @@
-"""Drawing a tiny checkpoint's weights and writing them as safetensors, with numpy alone."""
+"""Drawing a tiny checkpoint's weights and writing them as safetensors, with numpy alone; and its JSON files."""
 
 from __future__ import annotations
 
@@ -117,6 +117,11 @@ def write_tensors(path: Path, tensors: Mapping[str, Drawn], *, seed: int, dtype:
     with path.open("wb") as file:
         file.write(len(head).to_bytes(8, "little") + head)
         file.writelines(parts)
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write one of a checkpoint's JSON files as the published ones are written."""
+    path.write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
 
 def _bfloat16(values: np.ndarray[Any, np.dtype[np.float32]]) -> np.ndarray[Any, np.dtype[np.uint16]]:

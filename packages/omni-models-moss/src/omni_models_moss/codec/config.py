@@ -95,7 +95,10 @@ class CodecConfig:
         if channels > 1 and not raw.get("enable_channel_interleave", True):
             raise read.wrong(f"enable_channel_interleave is off, but there are {channels} channels")
         frame_rate = sample_rate / samples_per_frame
-        context_s = raw.get("causal_transformer_context_duration") or _CONTEXT_S
+        context_s = read.positive("causal_transformer_context_duration", _CONTEXT_S)
+        dtype = str(raw.get("compute_dtype", raw.get("codec_compute_dtype")) or "float32")
+        if dtype not in _DTYPES:
+            raise read.wrong(f"compute_dtype {dtype!r} is not known, only {', '.join(_DTYPES)}")
         encoder = _parts(listed[0], read, "encoder_kwargs", total, frame_rate, context_s)
         decoder = _parts(listed[1], read, "decoder_kwargs", 1, frame_rate, context_s)
         config = cls(
@@ -110,14 +113,21 @@ class CodecConfig:
             residual_dim=quantizer.number("rvq_dim"),
             latent_in=quantizer.number("input_dim"),
             latent_out=quantizer.number("output_dim"),
-            compute_dtype=_DTYPES.get(str(raw.get("compute_dtype", raw.get("codec_compute_dtype"))), "float32"),
+            compute_dtype=_DTYPES[dtype],
         )
         _check_widths(encoder, 1, config.latent_in, is_encoder=True, read=read)
         _check_widths(decoder, config.latent_out, 1, is_encoder=False, read=read)
         return config
 
 
-_DTYPES = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "float16", "float16": "float16"}
+_DTYPES = {
+    "fp32": "float32",
+    "float32": "float32",
+    "bf16": "bfloat16",
+    "bfloat16": "bfloat16",
+    "fp16": "float16",
+    "float16": "float16",
+}
 
 
 @dataclass(frozen=True)
@@ -143,6 +153,13 @@ class _Fields:
         if not isinstance(found, int) or isinstance(found, bool) or found <= 0:
             raise self.wrong(f"{self.prefix}{name} must be a positive whole number, not {found!r}")
         return found
+
+    def positive(self, name: str, default: float) -> float:
+        found = self.raw.get(name)
+        found = default if found is None else found
+        if not isinstance(found, (int, float)) or isinstance(found, bool) or not 0 < found < math.inf:
+            raise self.wrong(f"{self.prefix}{name} must be a positive number, not {found!r}")
+        return float(found)
 
 
 def _patch_sizes(listed: Sequence[Any]) -> Iterator[int]:
@@ -178,7 +195,7 @@ def _parts(listed: Sequence[Any], read: _Fields, name: str, rate: int, frame_rat
             rate = rate // size if is_encoder else rate * size
             found.append(Patch(index, size))
         elif kind == "Transformer":
-            seconds = part.raw.get("context_duration", context_s)
+            seconds = part.positive("context_duration", context_s)
             found.append(_transformer(part, index, rate, int(frame_rate * rate * seconds)))
         else:
             raise read.wrong(f"{name}[{index}] is of the unknown type {kind!r}")
@@ -202,7 +219,7 @@ def _transformer(part: _Fields, index: int, rate: int, window: int) -> Transform
         inner=part.number("dim_feedforward"),
         window=window,
         rate=rate,
-        max_period=float(part.raw.get("max_period", 10000)),
+        max_period=part.positive("max_period", 10000),
     )
 
 

@@ -94,15 +94,12 @@ class CodecDecoder:
         Returns:
             Float32 audio [batch, frames * samples_per_frame, channels], not clamped.
         """
-        before = 0 if reference is None else reference.shape[1]
-        frames = codes.shape[1]
-        made = []
-        with self._stack.whole(streams, before + frames) as moving:
-            if reference is not None:
-                for begin, end in spans(before):
-                    self._piece(reference[:, begin:end], moving)
-            for begin, end in spans(frames):
-                made.append(self._piece(codes[:, begin:end], moving))
+        heard = [] if reference is None else [reference[:, begin:end] for begin, end in spans(reference.shape[1])]
+        wanted = [codes[:, begin:end] for begin, end in spans(codes.shape[1])]
+        with self._stack.whole(streams, len(heard) + len(wanted)) as moving:
+            for piece in heard:
+                self._piece(piece, moving)
+            made = [self._piece(piece, moving) for piece in wanted]
         if not made:
             return torch.zeros(len(streams), 0, self.config.channels, device=self._placement.device)
         return torch.cat(made, dim=1)

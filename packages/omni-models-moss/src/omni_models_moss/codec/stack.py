@@ -63,12 +63,12 @@ class CodecStack:
         return x
 
     @contextmanager
-    def whole(self, streams: Sequence[Stream], frames: int) -> Iterator[Sequence[Stream]]:
-        """Give streams to pass `frames` frames through; they become `streams` only if all of them pass.
+    def whole(self, streams: Sequence[Stream], pieces: int) -> Iterator[Sequence[Stream]]:
+        """Give streams to pass so many pieces through; they become `streams` only if all of them pass.
 
         One piece leaves nothing behind when it fails, and a stream without a past is reset. Others are copied.
         """
-        if frames <= PIECE_FRAMES:
+        if pieces <= 1:
             yield streams
             return
         moving: list[Stream] = []

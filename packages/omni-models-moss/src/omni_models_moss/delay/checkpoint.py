@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import ClassVar, Self
 
 from omni_core.modelkit.config_reader import ConfigReader
-
-_MODEL = "MOSS-TTS"
+from omni_models_moss.checkpoint import CODEBOOK_SIZE, MossCheckpoint
 
 
 class Kind(StrEnum):
@@ -33,19 +31,25 @@ _MARKS = {
 
 def kind_of(*names: str | None) -> Kind:
     """Return what a checkpoint is by its names, the first that says something; config.json does not tell."""
-    for name in names:
-        plain = Path(name or "").name.lower()
+    for plain in (part.lower() for name in names for part in _ends(name or "")):
         for mark, kind in _MARKS.items():
             if re.search(mark, plain):
                 return kind
     return Kind.TTS
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """The facts of one checkpoint folder."""
+def _ends(name: str) -> tuple[str, ...]:
+    """Return what a checkpoint may be called by: the end of its name, and the repository of a snapshot in the Hub's cache."""
+    path = Path(name)
+    return (path.name, path.parents[1].name) if path.parent.name == "snapshots" else (path.name,)
 
-    folder: Path
+
+@dataclass(frozen=True)
+class Checkpoint(MossCheckpoint):
+    """The facts of one checkpoint folder. The last row of every table of codes stands for no code."""
+
+    model: ClassVar[str] = "MOSS-TTS"
+
     pad: int
     im_start: int
     im_end: int
@@ -58,32 +62,14 @@ class Checkpoint:
     """Text id of the rows that begin a spoken frame."""
     delay_slot: int
     """Text id of the rows behind them, which only complete frames."""
-    num_codes: int
-    codebook_size: int
-    pad_code: int
-    """Stands for no code: the last row of every table."""
-    sample_rate: int
 
     @classmethod
-    def read(cls, folder: str | Path) -> Checkpoint:
-        """Return the facts of the checkpoint in `folder`.
-
-        Raises:
-            ConfigError: config.json is missing, is no JSON or has a field of another type.
-        """
-        return cls._from_reader(ConfigReader.of_folder(folder, _MODEL), folder)
-
-    @classmethod
-    def from_config(cls, raw: Mapping[str, Any], folder: str | Path) -> Checkpoint:
-        """Return the facts in an already parsed config.json."""
-        return cls._from_reader(ConfigReader(raw, str(Path(folder) / "config.json"), _MODEL), folder)
-
-    @classmethod
-    def _from_reader(cls, read: ConfigReader, folder: str | Path) -> Checkpoint:
+    def from_reader(cls, read: ConfigReader, folder: Path) -> Self:
+        """Return the facts that a reader finds."""
         # transformers leaves values out of a config.json that are the class's own.
-        size = read.optional("audio_vocab_size", int, 1024)
+        size = read.optional("audio_vocab_size", int, CODEBOOK_SIZE)
         return cls(
-            folder=Path(folder),
+            folder=folder,
             pad=read.optional("pad_token_id", int, 151643),
             im_start=read.optional("im_start_token_id", int, 151644),
             im_end=read.optional("im_end_token_id", int, 151645),

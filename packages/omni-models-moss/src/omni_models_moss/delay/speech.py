@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omni_core.errors import RequestError
@@ -30,30 +29,16 @@ _NEEDS = {
 class DelaySpeech(MossSpeech):
     """Check speech prompts against one checkpoint; what it is for follows from its name."""
 
+    checkpoint_class = Checkpoint
     channels = 1
     samples_per_frame = 1920
 
     def __init__(self, model: ModelInfo, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(model, options)
-        self.checkpoint = Checkpoint.read(model.path)
         named = model.config.get("_name_or_path")
         self.kind = kind_of(model.reference, named if isinstance(named, str) else None)
         self.model_name = f"{self.kind} model"
-
-    @property
-    def accepts(self) -> frozenset[str]:
-        """Fields that have an effect."""
-        return _ACCEPTS[self.kind]
-
-    @property
-    def folder(self) -> Path:
-        """The checkpoint's folder."""
-        return self.checkpoint.folder
-
-    @property
-    def sample_rate(self) -> int:
-        """Hz."""
-        return self.checkpoint.sample_rate
+        self.accepts = _ACCEPTS[self.kind]
 
     def check_text(self, text: str) -> None:
         """Check that there is something to speak, and not too much; sounds need no text."""

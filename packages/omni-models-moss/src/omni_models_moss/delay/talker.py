@@ -17,63 +17,45 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.models.qwen3 import Qwen3Model
 from vllm.model_executor.models.utils import maybe_prefix
 
-from omni_core.capabilities import ModelCapabilities, MtpCapability, MtpSampling, SampleUniforms
-from omni_core.errors import ConfigError
+from omni_core.capabilities import MtpSampling
 from omni_core.modelkit.backbone_weights import BackboneWeights, decoder_names
 from omni_core.modelkit.code_sampling import LastSampling
+from omni_core.modelkit.frame_talker import FrameStep
 from omni_core.payload import Payload
 from omni_models_moss.delay.checkpoint import Checkpoint
 from omni_models_moss.delay.clock import DelayClock
-from omni_models_moss.seen import SeenCodes
 from omni_models_moss.tables import CodeTables
-from omni_models_moss.talker import MossTalker
+from omni_models_moss.talker import MossTalker, frame_capabilities
 
 _MOST_CODES = 32
-_CODEBOOK_SIZE = 1024
 _SAMPLING = MtpSampling(do_sample=True, temperature=1.7, top_k=25, top_p=0.8, repetition_penalty=1.0)
+_TEXT = {"temperature": 1.5, "top_k": 50, "top_p": 1.0, "repetition_penalty": 1.0}
+
+_IDS = ("pad", "im_start", "im_end", "audio_start", "audio_end", "user_slot", "gen_slot", "delay_slot")
 
 
 class MossTTSDelayTalker(MossTalker):
-    """Make delayed rows of up to 32 codes from text."""
+    """Make delayed rows of up to 32 codes from text; a row has the pad for codebooks that are silent in it."""
 
-    capabilities = ModelCapabilities(
-        computes_inputs=True,
-        cacheable_prompts=True,
-        constrains_sampling=True,
-        mtp=MtpCapability(
-            output_key=("codes", "audio"),
-            num_codes=_MOST_CODES,
-            accepts_req_infos=True,
-            accepts_slots=True,
-            accepts_positions=True,
-            penalises_repetition=True,
-            token_sampling={"temperature": 1.5, "top_k": 50, "top_p": 1.0, "repetition_penalty": 1.0},
-            sample_uniforms=SampleUniforms(_MOST_CODES, _CODEBOOK_SIZE),
-            sampling=_SAMPLING,
-        ),
-    )
+    capabilities = frame_capabilities(_MOST_CODES, _SAMPLING, _TEXT, constrains=True)
+    in_place = ("heads",)
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
         hf_config = vllm_config.model_config.hf_config
         facts = Checkpoint.from_config(hf_config.to_dict(), vllm_config.model_config.model)
-        _check_frame(facts)
+        facts.check_frames(_MOST_CODES)
         self.config = hf_config.get_text_config()
         self.facts = facts
+        facts.check_ids(self.config.vocab_size, *_IDS)
         self.model = Qwen3Model(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
         self.text_head = ParallelLMHead(
             self.config.vocab_size, self.config.hidden_size, prefix=maybe_prefix(prefix, "text_head")
         )
         self.logits_processor = LogitsProcessor(self.config.vocab_size)
         self.heads = CodeHeads(facts, self.config.hidden_size)
-        self.remember(vllm_config, facts.num_codes, facts.pad)
-        self.seen = SeenCodes(self.slots, facts.num_codes, facts.codebook_size)
+        self.remember(vllm_config, facts.num_codes, facts.pad, counts_codes=True)
         self.clock = DelayClock(facts, self.config.vocab_size, *self.history.text_ids.shape)
-        self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
-
-    def in_place(self) -> Iterable[nn.Module]:
-        """Return the tables and heads of codes."""
-        return (self.heads,)
 
     def embed_codes(self, codes: Tensor) -> Tensor:
         """Return the summed embeddings of rows' codes [B, Q] as [B, H]; no code has an embedding, too."""
@@ -88,48 +70,24 @@ class MossTTSDelayTalker(MossTalker):
     def omni_begin(self, slot: int, inputs: Payload, prompt_len: int) -> None:
         """Take the rows that the input processor made for a request."""
         super().omni_begin(slot, inputs, prompt_len)
-        self.seen.begin(slot)
         self.clock.begin(slot, prompt_len, int(inputs["begun"]))
 
     def omni_constrain(self, slots: Tensor, positions: Tensor, logits: Tensor, sampling: Sequence[MtpSampling]) -> None:
         """Leave the text ids that the delay pattern allows."""
         self.clock.constrain(slots, positions, logits)
 
-    def omni_record(self, slots: Tensor, positions: Tensor, codes: Tensor) -> None:
-        """Keep rows' codes as what is read next, and as what a repetition penalty counts."""
-        super().omni_record(slots, positions, codes)
-        self.seen.record(slots, codes)
-
-    def mtp(
-        self,
-        token_ids: Tensor,
-        embeds: Tensor,
-        hidden: Tensor,
-        conditioning: Tensor,
-        *,
-        slots: Tensor,
-        positions: Tensor,
-        req_infos: Sequence[MtpSampling] | None = None,
-        uniforms: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Return the next rows [B, H] and their codes [B, Q], the pad where a row has none.
-
-        Args:
-            token_ids: The text ids of the next rows [B].
-            embeds: Their embeddings [B, H].
-            hidden: The hidden states they were sampled from [B, H].
-            conditioning: Not used: what stands at the next positions is known only now.
-            slots: The requests [B].
-            positions: The positions of the next rows [B].
-            req_infos: How each row's codes are chosen; None means the model's own settings.
-            uniforms: Random numbers [B, 32, 1024].
-        """
-        sampling = req_infos if req_infos is not None else [_SAMPLING] * len(token_ids)
-        codes = self.heads(hidden, sampling, uniforms, self.seen.of(slots, sampling))
+    def make_frames(self, step: FrameStep) -> Tensor:
+        """Return the codes of the next rows [B, Q], and take down the text ids beside them, which are known only now."""
+        slots, positions = step.slots, step.positions
+        codes = self.heads(step.hidden, step.sampling, step.uniforms, self.seen_by(step))
         codes = torch.where(self.clock.spoken(slots, positions), codes, self.facts.pad_code)
-        self.history.text_ids[slots, positions] = token_ids.to(self.history.text_ids.dtype)
-        self.clock.tick(slots, positions, token_ids)
-        return embeds + self.embed_codes(codes), codes
+        self.history.text_ids[slots, positions] = step.token_ids.to(self.history.text_ids.dtype)
+        self.clock.tick(slots, positions, step.token_ids)
+        return codes
+
+    def next_rows(self, step: FrameStep, codes: Tensor) -> Tensor:
+        """Return the rows [B, H] that read these codes beside the sampled text ids."""
+        return step.embeds + self.embed_codes(codes)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Load the checkpoint's tensors and return the names of all parameters.
@@ -182,12 +140,3 @@ class CodeHeads(nn.Module):
         lowered = None if seen is None else seen.reshape(-1, size)
         settings = self._sampling.of(sampling, hidden.device, books)
         return settings.choose(logits, drawn, lowered).view(-1, books)
-
-
-def _check_frame(facts: Checkpoint) -> None:
-    if not 1 <= facts.num_codes <= _MOST_CODES or (facts.codebook_size, facts.pad_code) != (_CODEBOOK_SIZE, _CODEBOOK_SIZE):
-        raise ConfigError(
-            f"frames of {facts.num_codes} codes below {facts.codebook_size} with the pad {facts.pad_code} are not supported",
-            where=str(facts.folder / "config.json"),
-            hint=f"this pipeline takes frames of at most {_MOST_CODES} codes below {_CODEBOOK_SIZE}, which is the pad",
-        )

@@ -12,18 +12,18 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from omni_core.modelkit.tiny_tokenizer import write_tokenizer
-from omni_core.modelkit.tiny_weights import Drawn, Tensors, decoder_tensors, write_tensors
-from omni_models_moss.codec.tiny import V1_CONFIG, write_codec
-from omni_models_moss.pipeline import CODEC_FOLDER
+from omni_core.modelkit.tiny_weights import Drawn, Tensors, decoder_tensors
+from omni_models_moss.codec.tiny import V1_CONFIG
 from omni_models_moss.tiny_parts import (
     ATTENTION_GAIN,
     CODEBOOK_SIZE,
     HIDDEN,
     SPECIAL,
     TEXT_SPREAD,
-    check_variant,
+    begin_checkpoint,
     qwen3_config,
     rounded_vocab,
+    write_checkpoint,
     write_json,
 )
 
@@ -59,15 +59,12 @@ def build_tiny(folder: Path, variant: str, seed: int) -> None:
     Raises:
         ConfigError: There is no such variant.
     """
-    check_variant(variant, VARIANTS, "MOSS-TTS")
-    folder.mkdir(parents=True, exist_ok=True)
+    begin_checkpoint(folder, variant, VARIANTS, "MOSS-TTS")
     name, num_codes = VARIANTS[variant]
     config = _config(write_tokenizer(folder, (*SPECIAL, _DELAY_SLOT), "Qwen2Tokenizer"), name, num_codes)
-    write_json(folder / "config.json", config)
     write_json(folder / "processor_config.json", {"processor_class": "MossTTSDelayProcessor"})
     (line_break,) = Tokenizer.from_file(str(folder / "tokenizer.json")).encode("\n", add_special_tokens=False).ids
-    write_tensors(folder / "model.safetensors", _tensors(config, line_break), seed=seed, dtype="BF16")
-    write_codec(folder / CODEC_FOLDER, seed, V1_CONFIG)
+    write_checkpoint(folder, config, _tensors(config, line_break), V1_CONFIG, seed)
 
 
 def _config(ids: Mapping[str, int], name: str, num_codes: int) -> dict[str, Any]:

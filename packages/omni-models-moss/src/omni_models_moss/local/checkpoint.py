@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import ClassVar, Self
 
 from omni_core.errors import ConfigError
 from omni_core.modelkit.config_reader import ConfigReader
+from omni_models_moss.checkpoint import CODEBOOK_SIZE, MossCheckpoint
 
-_MODEL = "MOSS-TTS Local or Nano"
 _IDS = ("im_start", "im_end", "audio_start", "audio_end", "audio_user_slot", "audio_assistant_slot")
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class Checkpoint(MossCheckpoint):
     """The facts of one checkpoint folder."""
 
-    folder: Path
+    model: ClassVar[str] = "MOSS-TTS Local or Nano"
+
     im_start: int
     im_end: int
     audio_start: int
@@ -28,10 +28,6 @@ class Checkpoint:
     """Text id of the rows that hold a reference's frames."""
     assistant_slot: int
     """Text id of the rows that hold spoken frames; what the first row of the continue/stop head stands for."""
-    num_codes: int
-    codebook_size: int
-    pad_code: int
-    sample_rate: int
     is_gpt2: bool = False
     """Whether the large transformer is like the small one (Nano), and not Qwen3 (Local)."""
     local_layers: int = 1
@@ -47,21 +43,12 @@ class Checkpoint:
         return self.is_gpt2
 
     @classmethod
-    def read(cls, folder: str | Path) -> Checkpoint:
-        """Return the facts of the checkpoint in `folder`.
+    def from_reader(cls, read: ConfigReader, folder: Path) -> Self:
+        """Return the facts that a reader finds.
 
         Raises:
-            ConfigError: config.json is missing, is no JSON, lacks a field, or is of a model with another head.
+            ConfigError: A field is missing or has another type, or it is a model with another head.
         """
-        return cls._from_reader(ConfigReader.of_folder(folder, _MODEL), folder)
-
-    @classmethod
-    def from_config(cls, raw: Mapping[str, Any], folder: str | Path) -> Checkpoint:
-        """Return the facts in an already parsed config.json."""
-        return cls._from_reader(ConfigReader(raw, str(Path(folder) / "config.json"), _MODEL), folder)
-
-    @classmethod
-    def _from_reader(cls, read: ConfigReader, folder: str | Path) -> Checkpoint:
         is_gpt2 = not (read.raw.get("qwen3_config") or read.raw.get("language_config"))
         mode = read.optional("local_text_head_mode", str, "full_vocab" if is_gpt2 else "binary")
         if (mode == "binary") == is_gpt2:
@@ -71,9 +58,9 @@ class Checkpoint:
                 hint="use MOSS-TTS-Local-Transformer-v1.5, with its two-way head, or MOSS-TTS-Nano, with that of all text",
             )
         ids = {name.removeprefix("audio_") if "slot" in name else name: read.take(f"{name}_token_id", int) for name in _IDS}
-        codebook_size = read.optional("audio_vocab_size", int, 1024)
+        codebook_size = read.optional("audio_vocab_size", int, CODEBOOK_SIZE)
         return cls(
-            folder=Path(folder),
+            folder=folder,
             num_codes=read.take("n_vq", int),
             codebook_size=codebook_size,
             pad_code=read.optional("audio_pad_token_id", int, codebook_size),

@@ -8,57 +8,42 @@ from typing import TYPE_CHECKING, Any
 from omni_core.payload import Payload
 from omni_core.runner import EngineInput
 from omni_models_moss.form import FIELDS
+from omni_models_moss.input import MossInput
 from omni_models_moss.local.checkpoint import Checkpoint
 from omni_models_moss.local.prompt import make_rows
-from omni_models_moss.recordings import Recordings, frames_key
-from omni_models_moss.rows import Frames, Rows
-from omni_models_moss.text import load_tokenizer
+from omni_models_moss.recordings import cache_key
 
 if TYPE_CHECKING:
     from omni_core.stage import ResolvedStage
 
 
-class LocalInput:
+class LocalInput(MossInput[Checkpoint]):
     """Turn the inputs that `LocalSpeech` prepared into the talker's rows."""
 
     def __init__(self, stage: ResolvedStage) -> None:
-        self._checkpoint = Checkpoint.read(stage.model)
-        self._tokenizer = load_tokenizer(stage.model)
-        self._recordings = Recordings(stage, self._checkpoint.num_codes)
+        super().__init__(stage, Checkpoint)
 
     def __call__(self, payload: Payload, sampling: Mapping[str, Any]) -> EngineInput:
-        """Return the engine's input: the rows, and their text ids as the prompt.
+        """Return the engine's input.
 
         Raises:
             RequestError: The recording cannot be used.
         """
-        frames = self._recordings.frames(payload)
-        continues = frames is not None and bool(payload.get("continues"))
+        facts = self.facts
+        frames = self.recordings.frames(payload)
+        continued = frames if payload.get("continues") else None
         rows = make_rows(
-            self._checkpoint,
-            self._tokenizer.encode,
+            facts,
+            self.encode,
             payload["text"],
             {name: payload.get(name) for name in FIELDS},
-            reference=None if continues else frames,
-            continued=frames if continues else None,
+            reference=None if continued is not None else frames,
+            continued=continued,
         )
-        return EngineInput(
-            prompt_token_ids=rows.text_ids.tolist(),
-            model_inputs={"text_ids": rows.text_ids, "codes": rows.codes},
-            cache_key=self._cache_key(rows, frames, continues=continues),
-            # The checkpoint says what ends the speech.
-            sampling={"stop_token_ids": [self._checkpoint.audio_end]},
-            handoff={
-                "ref_codes": frames if continues else None,
-                "initial_codec_chunk_frames": payload.get("initial_codec_chunk_frames"),
-            },
+        return self.engine_input(
+            payload,
+            rows,
+            stop=facts.audio_end,
+            cache_key=cache_key(rows, (facts.user_slot, facts.assistant_slot), frames),
+            handoff={"ref_codes": continued},
         )
-
-    def _cache_key(self, rows: Rows, frames: Frames | None, *, continues: bool) -> str | None:
-        """Return what, beside the text ids, makes two prompts equal: the frames.
-
-        None where the text itself spells the slot of spoken frames: such a prompt could pass for one with frames behind it.
-        """
-        if not continues and (rows.text_ids == self._checkpoint.assistant_slot).any():
-            return None
-        return frames_key(frames)

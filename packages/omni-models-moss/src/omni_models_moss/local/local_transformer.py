@@ -7,9 +7,8 @@ frames of a batch are predicted in one call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +17,7 @@ from torch.nn import functional as F
 from omni_core.capabilities import MtpSampling
 from omni_core.errors import ConfigError
 from omni_core.modelkit.code_sampling import LastSampling
+from omni_core.modelkit.config_reader import ConfigReader
 from omni_models_moss.local.checkpoint import Checkpoint
 from omni_models_moss.tables import CodeTables
 
@@ -45,30 +45,39 @@ class LocalConfig:
     reads_decision: bool = False
 
     @classmethod
-    def read(cls, raw: Mapping[str, Any], facts: Checkpoint) -> LocalConfig:
+    def read(cls, read: ConfigReader, facts: Checkpoint) -> LocalConfig:
         """Return the sizes in a checkpoint's `gpt2_config`.
 
         Raises:
-            ConfigError: Something in it is not supported.
+            ConfigError: Something in it is missing, has another type or is not supported.
         """
-        position = raw.get("position_embedding_type", "rope")
-        activation = raw.get("activation_function", "gelu_new" if facts.is_gpt2 else "silu")
+        position = read.raw.get("position_embedding_type", "rope")
+        activation = read.raw.get("activation_function", "gelu_new" if facts.is_gpt2 else "silu")
         for name, value, known in (
             ("position_embedding_type", position, ("rope",)),
             ("activation_function", activation, ACTIVATIONS),
         ):
             if value not in known:
-                raise ConfigError(f"gpt2_config.{name} {value!r} is not supported", hint=f"known are {', '.join(known)}")
+                raise ConfigError(
+                    f"{read.prefix}{name} {value!r} is not supported", where=read.where, hint=f"known are {', '.join(known)}"
+                )
+        hidden, heads = read.take("n_embd", int), read.take("n_head", int)
+        if min(hidden, heads) < 1 or hidden % (2 * heads):
+            raise ConfigError(
+                f"{read.prefix}n_head {heads} does not share out {hidden} values in pairs",
+                where=read.where,
+                hint=f"give an unchanged {read.model} checkpoint",
+            )
         return cls(
-            hidden=raw["n_embd"],
-            inner=raw.get("n_inner") or 4 * raw["n_embd"],
+            hidden=hidden,
+            inner=read.optional("n_inner", int, 4 * hidden),
             layers=facts.local_layers,
-            heads=raw["n_head"],
+            heads=heads,
             num_codes=facts.num_codes,
             codebook_size=facts.codebook_size,
             activation=activation,
-            eps=raw.get("layer_norm_epsilon", 1e-5 if facts.is_gpt2 else 1e-6),
-            rope_base=float(raw.get("rope_base", 1e4 if facts.is_gpt2 else 1e6)),
+            eps=_number(read, "layer_norm_epsilon", 1e-5 if facts.is_gpt2 else 1e-6),
+            rope_base=_number(read, "rope_base", 1e4 if facts.is_gpt2 else 1e6),
             reads_decision=facts.reads_decision,
         )
 
@@ -190,6 +199,11 @@ def _rotary_tables(config: LocalConfig) -> tuple[Tensor, Tensor]:
     steps = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
     angles = torch.arange(config.positions, dtype=torch.float32)[:, None] * config.rope_base**-steps
     return angles.cos(), angles.sin()
+
+
+def _number(read: ConfigReader, name: str, default: float) -> float:
+    """Return a field that may be written as a whole number or as a fraction."""
+    return float(read.take(name, int) if isinstance(read.raw.get(name), int) else read.optional(name, float, default))
 
 
 def _weight(*shape: int) -> nn.Parameter:

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from omni_core.modelkit.tiny_tokenizer import write_tokenizer
-from omni_core.modelkit.tiny_weights import Drawn, Tensors, decoder_tensors, write_tensors
-from omni_models_moss.codec.tiny import write_codec
-from omni_models_moss.pipeline import CODEC_FOLDER
+from omni_core.modelkit.tiny_weights import Drawn, Tensors, decoder_tensors
+from omni_models_moss.codec.tiny import CONFIG
 from omni_models_moss.tiny_parts import (
     ATTENTION_GAIN,
     CODE_SPREAD,
@@ -23,10 +22,11 @@ from omni_models_moss.tiny_parts import (
     INNER,
     SPECIAL,
     TEXT_SPREAD,
-    check_variant,
+    begin_checkpoint,
     gpt2_block,
     qwen3_config,
     rounded_vocab,
+    write_checkpoint,
     write_json,
 )
 
@@ -52,14 +52,11 @@ def build_tiny(folder: Path, variant: str, seed: int) -> None:
     Raises:
         ConfigError: There is no such variant.
     """
-    check_variant(variant, (VARIANT,), "MOSS-TTS Local")
-    folder.mkdir(parents=True, exist_ok=True)
+    begin_checkpoint(folder, variant, (VARIANT,), "MOSS-TTS Local")
     config = _config(write_tokenizer(folder, SPECIAL, "Qwen2Tokenizer"))
-    write_json(folder / "config.json", config)
     codec = {"processor_class": "MossTTSLocalProcessor", "audio_tokenizer_name_or_path": _CODEC_NAME}
     write_json(folder / "processor_config.json", codec)
-    write_tensors(folder / "model.safetensors", _tensors(config), seed=seed, dtype="BF16")
-    write_codec(folder / CODEC_FOLDER, seed)
+    write_checkpoint(folder, config, _tensors(config), CONFIG, seed)
 
 
 def gpt2_config(vocab_size: int, positions: int, **values: Any) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from omni_core.modelkit.tiny_weights import Drawn, Tensors, write_tensors
-from omni_models_moss.codec.tiny import NANO_CONFIG, write_codec
+from omni_core.modelkit.tiny_weights import Drawn, Tensors
+from omni_models_moss.codec.tiny import NANO_CONFIG
 from omni_models_moss.local.tiny import (
     CONSTANT_CHANNEL,
     DECISION_GAIN,
@@ -16,9 +16,8 @@ from omni_models_moss.local.tiny import (
     gpt2_config,
     local_tensors,
 )
-from omni_models_moss.pipeline import CODEC_FOLDER
 from omni_models_moss.text import SENTENCEPIECE
-from omni_models_moss.tiny_parts import CODEBOOK_SIZE, HIDDEN, TEXT_SPREAD, check_variant, gpt2_block, write_json
+from omni_models_moss.tiny_parts import CODEBOOK_SIZE, HIDDEN, TEXT_SPREAD, begin_checkpoint, gpt2_block, write_checkpoint
 from omni_models_moss.tiny_sentencepiece import PIECES, write_model
 
 _NUM_CODES = 16
@@ -39,12 +38,9 @@ def build_tiny(folder: Path, variant: str, seed: int) -> None:
     Raises:
         ConfigError: There is no such variant.
     """
-    check_variant(variant, (VARIANT,), "MOSS-TTS Nano")
-    folder.mkdir(parents=True, exist_ok=True)
+    begin_checkpoint(folder, variant, (VARIANT,), "MOSS-TTS Nano")
     config = _config(write_model(folder / SENTENCEPIECE))
-    write_json(folder / "config.json", config)
-    write_tensors(folder / "model.safetensors", _tensors(config), seed=seed, dtype="BF16")
-    write_codec(folder / CODEC_FOLDER, seed, NANO_CONFIG)
+    write_checkpoint(folder, config, _tensors(config), NANO_CONFIG, seed)
 
 
 def _config(vocab_size: int) -> dict[str, Any]:

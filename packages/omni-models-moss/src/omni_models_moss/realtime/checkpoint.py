@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import ClassVar, Self
 
+from omni_core.errors import ConfigError
 from omni_core.modelkit.config_reader import ConfigReader
+from omni_models_moss.checkpoint import CODEBOOK_SIZE, MossCheckpoint
 
-_MODEL = "MOSS-TTS Realtime"
 _PREFILL = 12
 _WINDOW = 50
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    """The facts of one checkpoint folder."""
+class Checkpoint(MossCheckpoint):
+    """The facts of one checkpoint folder. Behind the codes of each table there are marks, the first of which is the pad."""
 
-    folder: Path
-    num_codes: int
+    model: ClassVar[str] = "MOSS-TTS Realtime"
+
     vocab_size: int
     """Rows of each table of codes: the codes, and three marks behind them."""
-    pad_code: int
-    """Stands for no code; the first of the marks, so also the number of codes."""
     begin_code: int
     """Marks the last row before the first frame."""
     end_code: int
@@ -36,29 +34,20 @@ class Checkpoint:
     """So many ids of the text come before the first frame, the others one with each frame."""
     window: int
     """So many frames are looked back to by the repetition penalty."""
-    sample_rate: int
 
     @classmethod
-    def read(cls, folder: str | Path) -> Checkpoint:
-        """Return the facts of the checkpoint in `folder`.
+    def from_reader(cls, read: ConfigReader, folder: Path) -> Self:
+        """Return the facts that a reader finds.
 
         Raises:
-            ConfigError: config.json is missing, is no JSON or has a field of another type.
+            ConfigError: A field has another type or a value that cannot be.
         """
-        return cls._from_reader(ConfigReader.of_folder(folder, _MODEL), folder)
-
-    @classmethod
-    def from_config(cls, raw: Mapping[str, Any], folder: str | Path) -> Checkpoint:
-        """Return the facts in an already parsed config.json."""
-        return cls._from_reader(ConfigReader(raw, str(Path(folder) / "config.json"), _MODEL), folder)
-
-    @classmethod
-    def _from_reader(cls, read: ConfigReader, folder: str | Path) -> Checkpoint:
-        pad = read.optional("audio_pad_token", int, 1024)
-        return cls(
-            folder=Path(folder),
+        pad = read.optional("audio_pad_token", int, CODEBOOK_SIZE)
+        found = cls(
+            folder=folder,
             num_codes=read.optional("rvq", int, 16),
             vocab_size=read.optional("audio_vocab_size", int, 1027),
+            codebook_size=pad,
             pad_code=pad,
             # The released config.json leaves the following to the reference's code, except for the two text ids.
             begin_code=read.optional("audio_bos_token", int, pad + 1),
@@ -69,3 +58,11 @@ class Checkpoint:
             window=read.optional("repetition_window", int, _WINDOW),
             sample_rate=read.optional("sampling_rate", int, 24_000),
         )
+        if found.prefill < 1 or found.window < 0 or not 0 <= max(found.begin_code, found.end_code) < found.vocab_size:
+            raise ConfigError(
+                f"delay_tokens_len {found.prefill}, repetition_window {found.window} and the marks {found.begin_code} and "
+                f"{found.end_code} of {found.vocab_size} codes cannot be",
+                where=read.where,
+                hint=f"use an unchanged {cls.model} checkpoint",
+            )
+        return found

@@ -9,39 +9,36 @@ import numpy as np
 
 from omni_core.payload import Payload
 from omni_core.runner import EngineInput
+from omni_models_moss.input import MossInput
 from omni_models_moss.realtime.checkpoint import Checkpoint
 from omni_models_moss.realtime.prompt import make_rows
-from omni_models_moss.recordings import Recordings, frames_key
-from omni_models_moss.text import load_tokenizer
+from omni_models_moss.recordings import cache_key
 
 if TYPE_CHECKING:
     from omni_core.stage import ResolvedStage
 
 
-class RealtimeInput:
+class RealtimeInput(MossInput[Checkpoint]):
     """Turn the inputs that `RealtimeSpeech` prepared into the talker's rows."""
 
     def __init__(self, stage: ResolvedStage) -> None:
-        self._checkpoint = Checkpoint.read(stage.model)
-        self._tokenizer = load_tokenizer(stage.model)
-        self._recordings = Recordings(stage, self._checkpoint.num_codes)
+        super().__init__(stage, Checkpoint)
 
     def __call__(self, payload: Payload, sampling: Mapping[str, Any]) -> EngineInput:
-        """Return the engine's input: the rows, their text ids as the prompt, and the text ids of the rows that follow.
+        """Return the engine's input, and with it the text ids of the rows that follow the prompt's.
 
         Raises:
             RequestError: The recording cannot be used.
         """
-        facts = self._checkpoint
-        frames = self._recordings.frames(payload)
-        rows, later = make_rows(facts, self._tokenizer.encode, payload["text"], reference=frames)
-        spelt = (rows.text_ids == facts.reference_pad).sum() != (0 if frames is None else len(frames))
-        return EngineInput(
-            prompt_token_ids=rows.text_ids.tolist(),
-            model_inputs={"text_ids": np.concatenate([rows.text_ids, later]), "codes": rows.codes},
+        facts = self.facts
+        frames = self.recordings.frames(payload)
+        rows, later = make_rows(facts, self.encode, payload["text"], reference=frames)
+        key = cache_key(rows, (facts.reference_pad,), frames)
+        return self.engine_input(
+            payload,
+            rows,
+            stop=facts.end_code,
             # A prompt may begin as another one does and have its last row, which is marked, within that one.
-            cache_key=None if spelt else f"{len(rows.text_ids)}-{frames_key(frames)}",
-            # The checkpoint says what ends the speech.
-            sampling={"stop_token_ids": [facts.end_code]},
-            handoff={"initial_codec_chunk_frames": payload.get("initial_codec_chunk_frames")},
+            cache_key=None if key is None else f"{len(rows.text_ids)}-{key}",
+            inputs={"text_ids": np.concatenate([rows.text_ids, later])},
         )

@@ -16,62 +16,49 @@ from vllm.config import VllmConfig
 from vllm.model_executor.models.qwen3 import Qwen3Model
 from vllm.model_executor.models.utils import maybe_prefix
 
-from omni_core.capabilities import ModelCapabilities, MtpCapability, MtpSampling, SampleUniforms
+from omni_core.capabilities import MtpSampling
 from omni_core.errors import ConfigError
 from omni_core.modelkit.backbone_weights import BackboneWeights, decoder_names
 from omni_core.modelkit.code_predictor import CodePredictor, PredictorConfig
+from omni_core.modelkit.config_reader import ConfigReader
+from omni_core.modelkit.frame_talker import FrameStep
 from omni_core.payload import Payload
 from omni_models_moss.realtime.checkpoint import Checkpoint
 from omni_models_moss.seen import is_penalised, recent_codes
 from omni_models_moss.tables import CodeTables
-from omni_models_moss.talker import MossTalker
+from omni_models_moss.talker import MossTalker, frame_capabilities
 
 _NUM_CODES = 16
-_CODEBOOK_SIZE = 1024
 _SAMPLING = MtpSampling(do_sample=True, temperature=0.8, top_k=30, top_p=0.6, repetition_penalty=1.1)
+_FIRST = {"repetition_penalty": 1.0}
+"""The first code is sampled like the others; its penalty is not vLLM's, which looks back to the prompt."""
 _UNUSED = ("language_model.embed_tokens.",)
 """The backbone's own table, which the reference replaces by the first of `embed_tokens`."""
+_LOCAL_SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
 
 
 class MossTTSRealtimeTalker(MossTalker):
     """Make frames of 16 codes while the text comes in."""
 
-    capabilities = ModelCapabilities(
-        computes_inputs=True,
-        cacheable_prompts=True,
-        constrains_sampling=True,
-        mtp=MtpCapability(
-            output_key=("codes", "audio"),
-            num_codes=_NUM_CODES,
-            accepts_req_infos=True,
-            accepts_slots=True,
-            accepts_positions=True,
-            penalises_repetition=True,
-            # The first code is sampled like the others; its penalty is not vLLM's, which looks back to the prompt.
-            token_sampling={"repetition_penalty": 1.0},
-            sample_uniforms=SampleUniforms(_NUM_CODES - 1, _CODEBOOK_SIZE),
-            sampling=_SAMPLING,
-        ),
-    )
+    capabilities = frame_capabilities(_NUM_CODES, _SAMPLING, _FIRST, steps=_NUM_CODES - 1, constrains=True)
+    in_place = ("frames",)
 
     begins: Tensor
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
         hf_config = vllm_config.model_config.hf_config
-        facts = Checkpoint.from_config(hf_config.to_dict(), vllm_config.model_config.model)
+        raw, folder = hf_config.to_dict(), vllm_config.model_config.model
+        facts = Checkpoint.from_config(raw, folder)
+        facts.check_frames(_NUM_CODES, least=2)
         self.config = hf_config.get_text_config()
-        _check_frame(facts, self.config, hf_config.local_config)
         self.facts = facts
+        facts.check_ids(self.config.vocab_size, "text_pad", "reference_pad")
+        local = _local_config(Checkpoint.reader(raw, folder).section("local_config"), facts, self.config)
         self.model = Qwen3Model(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
-        self.frames = FrameMaker(facts, hf_config.local_config)
-        self.remember(vllm_config, facts.num_codes, facts.text_pad)
+        self.frames = FrameMaker(facts, local)
+        self.remember(vllm_config, facts.num_codes, facts.text_pad, counts_codes=False)
         self.register_buffer("begins", torch.zeros(self.slots, dtype=torch.int64), persistent=False)
-        self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
-
-    def in_place(self) -> Iterable[nn.Module]:
-        """Return what makes and embeds frames."""
-        return (self.frames,)
 
     def embed_codes(self, codes: Tensor) -> Tensor:
         """Return the summed embeddings of frames [B, Q] as [B, H]; no code has an embedding, too."""
@@ -107,34 +94,10 @@ class MossTTSRealtimeTalker(MossTalker):
         begins = self.begins[slots]
         return recent_codes(self.history, slots, positions, begins, window=facts.window, books=books, size=facts.pad_code)
 
-    def mtp(
-        self,
-        token_ids: Tensor,
-        embeds: Tensor,
-        hidden: Tensor,
-        conditioning: Tensor,
-        *,
-        slots: Tensor,
-        positions: Tensor,
-        req_infos: Sequence[MtpSampling] | None = None,
-        uniforms: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Return the next rows [B, H] and the frames [B, Q].
-
-        Args:
-            token_ids: The first codes [B]; what follows on the end of speech is never used.
-            embeds: Not used: embeddings of text ids.
-            hidden: The hidden states they were sampled from [B, H].
-            conditioning: The text side of the next rows [B, H].
-            slots: The requests [B].
-            positions: The positions of the next rows [B].
-            req_infos: How each row's codes are chosen; None means the model's own settings.
-            uniforms: Random numbers [B, Q - 1, 1024].
-        """
-        sampling = req_infos if req_infos is not None else [_SAMPLING] * len(token_ids)
-        seen = self._recent(slots, positions, slice(1, None)) if is_penalised(sampling) else None
-        codes = self.frames(hidden, token_ids, sampling, uniforms, seen)
-        return conditioning + self.embed_codes(codes), codes
+    def make_frames(self, step: FrameStep) -> Tensor:
+        """Return the frames [B, Q] that begin with the sampled codes."""
+        seen = self._recent(step.slots, step.positions, slice(1, None)) if is_penalised(step.sampling) else None
+        return self.frames(step.hidden, step.token_ids, step.sampling, step.uniforms, seen)  # type: ignore[no-any-return]
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Load the checkpoint's tensors and return the names of all parameters.
@@ -197,18 +160,15 @@ class FrameMaker(nn.Module):
         return torch.cat([first[:, None], rest], dim=1)
 
 
-def _check_frame(facts: Checkpoint, text: Any, local: Mapping[str, Any]) -> None:
-    where = str(facts.folder / "config.json")
-    if not 2 <= facts.num_codes <= _NUM_CODES or facts.pad_code != _CODEBOOK_SIZE:
+def _local_config(read: ConfigReader, facts: Checkpoint, text: Any) -> Mapping[str, Any]:
+    """Return the depth transformer's part of config.json, which has all sizes and fits the backbone."""
+    for name in _LOCAL_SIZES:
+        read.take(name, int)
+    if read.raw["hidden_size"] != text.hidden_size or text.vocab_size < facts.vocab_size:
         raise ConfigError(
-            f"frames of {facts.num_codes} codes below {facts.pad_code} are not supported",
-            where=where,
-            hint=f"this pipeline takes frames of at most {_NUM_CODES} codes below {_CODEBOOK_SIZE}",
-        )
-    if local["hidden_size"] != text.hidden_size or text.vocab_size < facts.vocab_size:
-        raise ConfigError(
-            f"a depth transformer of {local['hidden_size']} and codes up to {facts.vocab_size} do not fit a backbone of "
+            f"a depth transformer of {read.raw['hidden_size']} and codes up to {facts.vocab_size} do not fit a backbone of "
             f"{text.hidden_size} with {text.vocab_size} text ids",
-            where=where,
-            hint="use an unchanged MOSS-TTS Realtime checkpoint",
+            where=read.where,
+            hint=f"use an unchanged {facts.model} checkpoint",
         )
+    return read.raw

@@ -7,18 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from omni_core.modelkit.tiny_tokenizer import write_tokenizer
-from omni_core.modelkit.tiny_weights import Drawn, Tensors, decoder_tensors, write_tensors
-from omni_models_moss.codec.tiny import V1_CONFIG, write_codec
-from omni_models_moss.pipeline import CODEC_FOLDER
+from omni_core.modelkit.tiny_weights import Drawn, Tensors, decoder_tensors
+from omni_models_moss.codec.tiny import V1_CONFIG
 from omni_models_moss.tiny_parts import (
     ATTENTION_GAIN,
     CODEBOOK_SIZE,
     HIDDEN,
     TEXT_SPREAD,
-    check_variant,
+    begin_checkpoint,
     qwen3_config,
     rounded_vocab,
-    write_json,
+    write_checkpoint,
 )
 
 VARIANT = "default"
@@ -42,12 +41,9 @@ def build_tiny(folder: Path, variant: str, seed: int) -> None:
     Raises:
         ConfigError: There is no such variant.
     """
-    check_variant(variant, (VARIANT,), "MOSS-TTS Realtime")
-    folder.mkdir(parents=True, exist_ok=True)
+    begin_checkpoint(folder, variant, (VARIANT,), "MOSS-TTS Realtime")
     config = _config(write_tokenizer(folder, _SPECIAL, "Qwen2Tokenizer"))
-    write_json(folder / "config.json", config)
-    write_tensors(folder / "model.safetensors", _tensors(config), seed=seed, dtype="BF16")
-    write_codec(folder / CODEC_FOLDER, seed, V1_CONFIG)
+    write_checkpoint(folder, config, _tensors(config), V1_CONFIG, seed)
 
 
 def _config(ids: Mapping[str, int]) -> dict[str, Any]:
