@@ -192,6 +192,52 @@ def test_conversations_equal_the_reference_in_text_and_speech(name: str) -> None
         assert answer.audio.shape[0] > 0, record["id"]
 
 
+DECODERS = {
+    "qwen3-tts-custom_voice": ("qwen3_tts", 1, 1e-3),
+    "qwen3-omni-moe": ("qwen3_omni_moe", 2, 1e-3),
+    "qwen2.5-omni": ("qwen2_5_omni", 2, 5e-3),
+}
+"""Pipelines of golden folders, which of their stages decodes, and how far its samples may be from the reference's."""
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_decoders_make_the_references_audio_before_and_after_sleep(name: str) -> None:
+    """What is compared elsewhere are codes; here it is sound, also after the weights have been away."""
+    import torch
+
+    from omni_core.runner import LightChunk
+    from omni_core.stage import ResolvedStage
+    from omni_core.target import load_target
+    from omni_models_qwen import plugin
+
+    folder, (key, number, tolerance) = checkpoint(name, QWEN), DECODERS[name]
+    pipeline = next(pipeline for pipeline in plugin.omni_pipelines() if pipeline.model_type == key)
+    architecture = pipeline.architecture(number)
+    target = plugin.omni_architectures()[architecture]
+    facts = {"pipeline": key, "topology": pipeline.stages[number], "model": str(folder), "platform": "cuda"}
+    stage = ResolvedStage(**facts, architecture=architecture, architecture_target=target, runner="")
+    arrays = np.load(folder / "golden.npz")
+
+    def payload(case: Mapping[str, Any]) -> dict[str, Any]:
+        found = {part: arrays[f"{case['id']}__{part}"] for part in ("codes", "dit_noise") if f"{case['id']}__{part}" in arrays}
+        codes = found["codes"]
+        noise = {"noise": found["dit_noise"]} if "dit_noise" in found else {}
+        voice = {"voice": case["request"]["speaker"]} if key == "qwen2_5_omni" else {}
+        return {"codes": codes if codes.ndim == 2 else codes[:, None], **noise, **voice}
+
+    with torch.inference_mode():
+        decoder: Any = load_target(target).load(stage)
+        for _ in range(2):
+            for case in cases(folder):
+                chunk = LightChunk("r", decoder.begin("r", {}), payload(case), True)
+                wave = decoder.step([chunk])[0]["audio"][:, 0]
+                wanted = arrays[f"{case['id']}__wav"]
+                assert wave.shape == wanted.shape, case["id"]
+                assert np.abs(wave - wanted).max() < tolerance, case["id"]
+            decoder.sleep()
+            decoder.wake()
+
+
 def test_the_bundled_deploy_files_start_as_they_are(tmp_path: Path) -> None:
     """No override at all: what an operator with one device gets who names the file."""
     folder = checkpoint("qwen3-tts-custom_voice", QWEN)

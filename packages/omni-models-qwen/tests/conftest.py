@@ -7,9 +7,9 @@ import multiprocessing
 import multiprocessing.util
 import os
 import wave
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,14 @@ import omni_connectors.plugin
 import omni_models_qwen.plugin
 from omni_core.deploy.resolve import resolve_deployment
 from omni_core.model_info import ModelInfo
-from omni_core.pipeline import StagePipelineConfig
+from omni_core.pipeline import PipelineConfig
 from omni_core.platforms import CPU, CUDA, Platform
 from omni_core.plugins import PluginManager
+from omni_core.runner import StageInput
 from omni_core.speech import ReferenceAudio, SpeechPrompt
 from omni_core.stage import ResolvedPipeline, ResolvedStage
 from omni_core.testing.plugins import make_manager
+from omni_models_qwen.qwen3_tts.handoff import CODES
 from omni_models_qwen.qwen3_tts.pipeline import QWEN3_TTS
 
 HERE = Path(__file__).parent
@@ -141,22 +143,29 @@ def model_info() -> Callable[[Path], ModelInfo]:
 
 
 @pytest.fixture(scope="session")
-def stage_of() -> Callable[..., ResolvedStage]:
-    """Return a resolved stage of the pipeline over a checkpoint folder."""
+def resolved_stage() -> Callable[..., ResolvedStage]:
+    """Return a resolved stage of a pipeline over a checkpoint folder."""
+    targets = omni_models_qwen.plugin.omni_architectures()
 
-    def make(folder: Path, stage_id: int = 0, **values: Any) -> ResolvedStage:
-        topology: StagePipelineConfig = QWEN3_TTS.stages[stage_id]
+    def make(pipeline: PipelineConfig, folder: Path, stage_id: int = 0, **values: Any) -> ResolvedStage:
+        architecture = pipeline.architecture(stage_id)
         defaults: dict[str, Any] = {
-            "pipeline": QWEN3_TTS.model_type,
-            "topology": topology,
+            "pipeline": pipeline.model_type,
+            "topology": pipeline.stages[stage_id],
             "model": str(folder),
-            "architecture": QWEN3_TTS.architecture(stage_id),
-            "architecture_target": "omni_models_qwen.qwen3_tts.talker:Qwen3TTSTalker",
+            "architecture": architecture,
+            "architecture_target": targets.get(architecture),
             "runner": "omni_core.engine.ar.runner:ArRunner",
         }
         return ResolvedStage(**{**defaults, **values})
 
     return make
+
+
+@pytest.fixture(scope="session")
+def stage_of(resolved_stage: Callable[..., ResolvedStage]) -> Callable[..., ResolvedStage]:
+    """Return a resolved stage of the two-stage pipeline of Qwen3-TTS over a checkpoint folder."""
+    return partial(resolved_stage, QWEN3_TTS)
 
 
 @pytest.fixture
@@ -227,6 +236,56 @@ def unloaded(one_rank: None) -> Callable[[ResolvedStage], Any]:
     return make
 
 
+@pytest.fixture(scope="module")
+def unloaded_talker(unloaded: Callable[[ResolvedStage], Any]) -> Callable[[ResolvedStage], Any]:
+    """Return a talker for three requests without its weights, in this process."""
+    small = {"dtype": "float32", "enforce_eager": True, "max_num_seqs": 3, "max_model_len": 512}
+    return lambda stage: unloaded(replace(stage, engine_args={**small, "kv_cache_memory_bytes": 64 << 20}))
+
+
+@pytest.fixture(scope="session")
+def weights_of() -> Callable[[Path], dict[str, Any]]:
+    """Return the tensors of a checkpoint folder in float32."""
+
+    def load(folder: Path) -> dict[str, Any]:
+        from safetensors.torch import load_file
+
+        return {name: tensor.float() for name, tensor in load_file(folder / "model.safetensors").items()}
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def flip_weights() -> Callable[[Path, Iterable[str]], None]:
+    """Change tensors of a checkpoint folder: their rows in the opposite order."""
+
+    def change(folder: Path, names: Iterable[str]) -> None:
+        from safetensors.torch import load_file, save_file
+
+        weights = load_file(folder / "model.safetensors")
+        for name in names:
+            weights[name] = weights[name].flip(0).contiguous()
+        (folder / "model.safetensors").unlink()  # what is mapped into the engine's memory stays as it is
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+    return change
+
+
+@pytest.fixture(scope="session")
+def listen() -> Callable[..., Coroutine[Any, Any, tuple[list[list[int]], str | None]]]:
+    """Run a request in a talker and return its frames, and why it ended."""
+
+    async def run(runner: Any, request: StageInput) -> tuple[list[list[int]], str | None]:
+        frames, reason = [], None
+        async for output in runner.run(request):
+            if CODES in output.tensors:
+                frames += np.asarray(output.tensors[CODES]).tolist()
+            reason = output.finish_reason
+        return frames, reason
+
+    return run
+
+
 @pytest.fixture(scope="session")
 def plugins() -> PluginManager:
     """Core, the connectors and this package, whatever else is installed."""
@@ -256,22 +315,27 @@ def resolve(tmp_path: Path, plugins: PluginManager) -> Callable[..., ResolvedPip
     return run
 
 
+@pytest.fixture
+def overlay(tmp_path: Path) -> Callable[[str, str], Path]:
+    """Write an overlay on a bundled deploy file."""
+
+    def write(base: str, text: str) -> Path:
+        path = tmp_path / "mine.yaml"
+        path.write_text(f"base_config: {base}\n{text}")
+        return path
+
+    return write
+
+
 @pytest.fixture(scope="session")
 def conversation_of() -> Callable[[GoldenCase], dict[str, Any]]:
-    """Return an omni model's golden case as the Python API takes it, its files as bytes."""
+    """Return an omni model's golden case as the Python API takes it, for a thinker that has no voice."""
+
+    from omni_core.testing.conversations import golden_conversation
 
     def make(case: GoldenCase) -> dict[str, Any]:
-        files, messages = {}, []
-        for number, message in enumerate(case.request["messages"]):
-            parts = []
-            for index, part in enumerate(message["content"]):
-                kind = {"audio": "input_audio", "image": "image_url"}.get(part["type"])
-                if kind is not None:
-                    place = f"messages[{number}].content[{index}].{kind}"
-                    files[place] = (case.folder / part[part["type"]]).read_bytes()
-                    part = {"type": kind, kind: {"url": place}}
-                parts.append(part)
-            messages.append({"role": message["role"], "content": parts})
-        return {"chat": {"messages": messages}, "media": files}
+        found = golden_conversation(case.folder, case.record)
+        del found["chat"]["voice"]
+        return found
 
     return make

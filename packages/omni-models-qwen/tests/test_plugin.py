@@ -81,7 +81,8 @@ def test_preparing_a_request_in_the_server_imports_neither_torch_nor_vllm() -> N
 
 def _stages(pipeline: str, **options: object) -> tuple[SimpleNamespace, ...]:
     edge = ResolvedEdge(0, 1, "shm", "m:C", stream=options)
-    return (SimpleNamespace(pipeline=pipeline, outputs=(edge,)), SimpleNamespace(pipeline=pipeline, outputs=()))
+    facts: dict[str, object] = {"pipeline": pipeline, "engine_args": {}}
+    return SimpleNamespace(**facts, outputs=(edge,)), SimpleNamespace(**facts, outputs=())
 
 
 def test_a_wrong_chunk_option_is_an_error_before_anything_starts() -> None:

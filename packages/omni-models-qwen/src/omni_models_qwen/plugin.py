@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from omni_core.hookspecs import hookimpl
 from omni_core.tiny import TinyModelEntry
+from omni_models_qwen.qwen2_5_omni import deploy_checks as qwen2_5_omni_checks
 from omni_models_qwen.qwen2_5_omni.pipeline import QWEN2_5_OMNI, QWEN2_5_OMNI_THINKER_ONLY
 from omni_models_qwen.qwen3_omni import deploy_checks as qwen3_omni_checks
 from omni_models_qwen.qwen3_omni.pipeline import QWEN3_OMNI_MOE, QWEN3_OMNI_MOE_THINKER_ONLY, silent_pipeline
@@ -43,6 +44,7 @@ _CAPTURES = {
 _CHECKS = {
     QWEN3_TTS.model_type: qwen3_tts_checks.check_stages,
     QWEN3_TTS_FUSED.model_type: qwen3_tts_checks.check_stages,
+    QWEN2_5_OMNI.model_type: qwen2_5_omni_checks.check_stages,
     QWEN3_OMNI_MOE.model_type: qwen3_omni_checks.check_stages,
 }
 

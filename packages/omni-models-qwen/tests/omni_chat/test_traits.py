@@ -64,6 +64,12 @@ def test_a_checkpoint_without_the_preferred_voice_takes_its_first(model_info: Ca
     assert chat_traits(ModelInfo("x", Path("x"), {})).voices == ()
 
 
+@pytest.mark.parametrize("talker", ["none", {"speaker_id": ["zoe"]}, {"speaker_id": {"zoe": "1"}}])
+def test_voices_that_are_no_voices_are_an_error_that_names_the_field(talker: Any) -> None:
+    with pytest.raises(ConfigError, match="talker_config"):
+        chat_traits(ModelInfo("x", Path("x"), {"talker_config": talker}))
+
+
 def test_the_file_of_voices_runs_no_code_that_is_in_it(tmp_path: Path) -> None:
     """It is a pickle, and a pickle can name any function."""
 
@@ -86,6 +92,19 @@ def test_a_file_of_voices_that_cannot_be_read_is_named(content: bytes | None, tm
 
     with pytest.raises(ConfigError, match=r"spk_dict\.pt"):
         voice_names(path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [pickle.dumps(["Ada"]), pickle.dumps("Ada"), b"\x80\x02K\x01}b.", b"\x80\x02h\x05.", b"."],
+    ids=["a list", "a text", "a number with parts", "nothing kept", "nothing at all"],
+)
+def test_an_archive_without_voices_by_name_is_named(content: bytes, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "spk_dict.pt", "w") as archive:
+        archive.writestr("spk_dict/data.pkl", content)
+
+    with pytest.raises(ConfigError, match=r"spk_dict\.pt"):
+        voice_names(tmp_path / "spk_dict.pt")
 
 
 def test_parsers_are_for_stages_that_generate_token_by_token() -> None:

@@ -11,8 +11,9 @@ import pytest
 
 from omni_core.runner import Handoff, StageOutput
 from omni_core.stage import ResolvedEdge, ResolvedStage
-from omni_models_qwen import plugin
+from omni_models_qwen.qwen2_5_omni.handoff import thinker2talker
 from omni_models_qwen.qwen2_5_omni.pipeline import QWEN2_5_OMNI
+from omni_models_qwen.talking.thinker_states import EMBEDS, HIDDEN
 
 GRIDS = {"image": {"image_grid_thw": np.array([[1, 4, 6]])}}
 """Facts of the images that golden cases have: 96 x 64 pixels in patches of 14, resized to whole pairs of them."""
@@ -25,24 +26,13 @@ def omni_folder() -> Path:
 
 
 @pytest.fixture(scope="session")
-def omni_stage() -> Callable[..., ResolvedStage]:
+def omni_stage(resolved_stage: Callable[..., ResolvedStage]) -> Callable[..., ResolvedStage]:
     """Return a resolved stage of the pipeline over a checkpoint folder."""
-    targets = plugin.omni_architectures()
 
     def make(folder: Path, stage_id: int, **values: Any) -> ResolvedStage:
-        architecture = QWEN2_5_OMNI.architecture(stage_id)
         edges = [ResolvedEdge(at, at + 1, "c", "x:y") for at in range(2)]
-        defaults: dict[str, Any] = {
-            "pipeline": QWEN2_5_OMNI.model_type,
-            "topology": QWEN2_5_OMNI.stages[stage_id],
-            "model": str(folder),
-            "architecture": architecture,
-            "architecture_target": targets.get(architecture),
-            "runner": "omni_core.engine.ar.runner:ArRunner",
-            "inputs": tuple(edges[stage_id - 1 : stage_id]) if stage_id else (),
-            "outputs": tuple(edges[stage_id : stage_id + 1]),
-        }
-        return ResolvedStage(**{**defaults, **values})
+        inputs, outputs = edges[max(stage_id - 1, 0) : stage_id], edges[stage_id : stage_id + 1]
+        return resolved_stage(QWEN2_5_OMNI, folder, stage_id, **{"inputs": tuple(inputs), "outputs": tuple(outputs), **values})
 
     return make
 
@@ -66,7 +56,6 @@ def thinker_inputs() -> Callable[[Any], dict[str, Any]]:
 @pytest.fixture(scope="session")
 def payload_of(thinker_inputs: Callable[[Any], dict[str, Any]]) -> Callable[[Any], Any]:
     """Return what the thinker hands over for a golden case."""
-    from omni_models_qwen.qwen2_5_omni.handoff import EMBEDS, HIDDEN, thinker2talker  # it imports torch
 
     def make(case: Any) -> Any:
         tensors = {EMBEDS: case.array("thinker_embeds"), HIDDEN: case.array("thinker_hidden_last")}

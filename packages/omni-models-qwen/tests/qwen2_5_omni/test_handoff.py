@@ -16,8 +16,9 @@ pytest.importorskip("torch", reason="rows are tensors")
 
 import torch
 
-from omni_models_qwen.qwen2_5_omni.handoff import EMBEDS, HIDDEN, talker2code2wav, thinker2talker
+from omni_models_qwen.qwen2_5_omni.handoff import talker2code2wav, thinker2talker
 from omni_models_qwen.qwen2_5_omni.talker_input import TalkerInput
+from omni_models_qwen.talking.thinker_states import EMBEDS, HIDDEN
 
 pytestmark = pytest.mark.engine
 

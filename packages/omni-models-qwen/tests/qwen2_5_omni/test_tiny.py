@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from omni_core.modelkit.weights import read_header
+from omni_models_qwen.qwen2_5_omni.chat import VOICES_FILE
 from omni_models_qwen.qwen2_5_omni.checkpoint import Checkpoint
 from omni_models_qwen.qwen2_5_omni.tiny import build_tiny
-from omni_models_qwen.qwen2_5_omni.voices import FILE, Voices
+from omni_models_qwen.qwen2_5_omni.voices import Voices
 
 pytestmark = pytest.mark.engine
 
@@ -43,7 +44,7 @@ def test_equal_seeds_give_equal_files_and_others_do_not(tiny: Path, tmp_path: Pa
     build_tiny(tmp_path / "same", "default", 3)
     build_tiny(tmp_path / "other", "default", 4)
 
-    for name in ("model.safetensors", FILE, "config.json"):
+    for name in ("model.safetensors", VOICES_FILE, "config.json"):
         assert (tmp_path / "same" / name).read_bytes() == (tiny / name).read_bytes()
-    for name in ("model.safetensors", FILE):
+    for name in ("model.safetensors", VOICES_FILE):
         assert (tmp_path / "other" / name).read_bytes() != (tiny / name).read_bytes()

@@ -15,7 +15,8 @@ pytest.importorskip("torch", reason="the file is torch's")
 
 import torch
 
-from omni_models_qwen.qwen2_5_omni.voices import FILE, Voices
+from omni_models_qwen.qwen2_5_omni.chat import VOICES_FILE
+from omni_models_qwen.qwen2_5_omni.voices import Voices
 
 pytestmark = pytest.mark.engine
 
@@ -41,9 +42,9 @@ def test_voices_have_a_mark_a_vector_and_a_recording(omni_folder: Path) -> None:
 
 def test_without_a_name_the_references_voice_speaks_or_the_first(tmp_path: Path) -> None:
     part = {"cond": torch.zeros(1, 4), "ref_mel": torch.zeros(1, 3, 2)}
-    torch.save({"b": {"bos_token": 2, **part}, "Chelsie": {"bos_token": 3, **part}}, tmp_path / FILE)
+    torch.save({"b": {"bos_token": 2, **part}, "Chelsie": {"bos_token": 3, **part}}, tmp_path / VOICES_FILE)
     chosen = Voices.read(tmp_path).find(None)
-    torch.save({"b": {"bos_token": 2, **part}, "a": {"bos_token": 1, **part}}, tmp_path / FILE)
+    torch.save({"b": {"bos_token": 2, **part}, "a": {"bos_token": 1, **part}}, tmp_path / VOICES_FILE)
     first = Voices.read(tmp_path).find(None)
 
     assert chosen is not None
@@ -69,9 +70,9 @@ def test_without_a_name_the_references_voice_speaks_or_the_first(tmp_path: Path)
 )
 def test_what_holds_no_voices_is_refused(tmp_path: Path, content: Any) -> None:
     if isinstance(content, bytes):
-        (tmp_path / FILE).write_bytes(content)
+        (tmp_path / VOICES_FILE).write_bytes(content)
     elif content is not None:
-        torch.save(content, tmp_path / FILE)
+        torch.save(content, tmp_path / VOICES_FILE)
 
-    with pytest.raises(ConfigError, match=FILE.replace(".", r"\.")):
+    with pytest.raises(ConfigError, match=VOICES_FILE.replace(".", r"\.")):
         Voices.read(tmp_path)

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from omni_core.stage import ResolvedEdge, ResolvedStage
-from omni_models_qwen import plugin
-from omni_models_qwen.qwen3_omni.handoff import EMBEDS, HIDDEN
 from omni_models_qwen.qwen3_omni.pipeline import QWEN3_OMNI_MOE
+from omni_models_qwen.talking.thinker_states import EMBEDS, HIDDEN
 
 GRIDS = {"image": {"image_grid_thw": np.array([[1, 4, 6]])}}
 """Facts of the images that golden cases have: 96 x 64 pixels in patches of 16."""
@@ -25,24 +24,12 @@ def omni_folder() -> Path:
 
 
 @pytest.fixture(scope="session")
-def omni_stage() -> Callable[..., ResolvedStage]:
+def omni_stage(resolved_stage: Callable[..., ResolvedStage]) -> Callable[..., ResolvedStage]:
     """Return a resolved stage of the pipeline over a checkpoint folder."""
-    targets = plugin.omni_architectures()
 
     def make(folder: Path, stage_id: int, *, stream: dict[str, Any] | None = None, **values: Any) -> ResolvedStage:
-        architecture = QWEN3_OMNI_MOE.architecture(stage_id)
         edge = ResolvedEdge(stage_id - 1, stage_id, "c", "x:y", stream=stream or {}, async_chunk=True)
-        defaults: dict[str, Any] = {
-            "pipeline": QWEN3_OMNI_MOE.model_type,
-            "topology": QWEN3_OMNI_MOE.stages[stage_id],
-            "model": str(folder),
-            "architecture": architecture,
-            "architecture_target": targets.get(architecture),
-            "runner": "omni_core.engine.ar.runner:ArRunner",
-            "async_chunk": True,
-            "inputs": (edge,),
-        }
-        return ResolvedStage(**{**defaults, **values})
+        return resolved_stage(QWEN3_OMNI_MOE, folder, stage_id, **{"async_chunk": True, "inputs": (edge,), **values})
 
     return make
 

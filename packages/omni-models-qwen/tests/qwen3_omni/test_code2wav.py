@@ -110,7 +110,7 @@ def test_a_long_reply_is_decoded_in_the_references_windows_without_gaps(load: Ca
 
     found = stage.step([chunk(stage, codes=frames, final=True)])[0]["audio"][:, 0]
 
-    whole = stage.decoder.chunked_decode(torch.from_numpy(frames.astype(np.int64)).T[None], 300, 25)[0, 0].numpy()
+    whole = stage.model.chunked_decode(torch.from_numpy(frames.astype(np.int64)).T[None], 300, 25)[0, 0].numpy()
     assert len(found) == len(whole) + LACKING == 310 * FRAME - LACKING
     cut = 300 * FRAME - LACKING
     assert np.abs(found[:cut] - whole[:cut]).max() < CLOSE

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from omni_core.errors import RequestError
 from omni_core.runner import StageInput
 from omni_core.stage import ResolvedStage
 from omni_core.testing.ar_stage import running_stage
-from omni_models_qwen.qwen3_omni.handoff import EMBEDS
-from omni_models_qwen.qwen3_tts.handoff import CODES
+from omni_models_qwen.talking.thinker_states import EMBEDS
 
 # vLLM leaves its zmq contexts to the garbage collector, which warns.
 pytestmark = [
@@ -43,8 +41,10 @@ CHANGED = (
     "talker.code_predictor.lm_head.3.weight",
     "thinker.model.embed_tokens.weight",
 )
+"""An expert, the shared one, the gate, a projection, the code predictor and the rows of the marks."""
 
 Spoken = tuple[list[list[int]], str | None]
+Listen = Callable[..., Coroutine[Any, Any, Spoken]]
 
 
 def _sampling(case: Any) -> dict[str, Any]:
@@ -58,19 +58,10 @@ def _sampling(case: Any) -> dict[str, Any]:
     }
 
 
-async def _listen(runner: Any, request: StageInput) -> Spoken:
-    frames, reason = [], None
-    async for output in runner.run(request):
-        if CODES in output.tensors:
-            frames += np.asarray(output.tensors[CODES]).tolist()
-        reason = output.finish_reason
-    return frames, reason
-
-
-async def _streamed(runner: Any, case: Any, payload_of: Callable[..., Any], name: str) -> Spoken:
+async def _streamed(listen: Listen, runner: Any, case: Any, payload_of: Callable[..., Any], name: str) -> Spoken:
     """Push the first payload, and each further row when the talker has had time to wait for it."""
     request = StageInput(f"{name}-{case.id}", {}, _sampling(case), streaming=True)
-    listening = asyncio.create_task(_listen(runner, request))
+    listening = asyncio.create_task(listen(runner, request))
     await asyncio.sleep(0)
     await runner.push(request.request_id, payload_of(case, 1), False)
     for row in case.array("thinker_embeds")[len(case.record["prompt_token_ids"]) + 1 :]:
@@ -79,8 +70,8 @@ async def _streamed(runner: Any, case: Any, payload_of: Callable[..., Any], name
     return await listening
 
 
-async def _whole(runner: Any, case: Any, payload_of: Callable[..., Any], name: str) -> Spoken:
-    return await _listen(runner, StageInput(f"{name}-{case.id}", payload_of(case), _sampling(case)))
+async def _whole(listen: Listen, runner: Any, case: Any, payload_of: Callable[..., Any], name: str) -> Spoken:
+    return await listen(runner, StageInput(f"{name}-{case.id}", payload_of(case), _sampling(case)))
 
 
 def test_codes_equal_the_reference_alone_and_in_company_whole_and_row_by_row(
@@ -88,6 +79,7 @@ def test_codes_equal_the_reference_alone_and_in_company_whole_and_row_by_row(
     cases_of: Callable[[Path], list[Any]],
     payload_of: Callable[..., Any],
     omni_stage: Callable[..., ResolvedStage],
+    listen: Listen,
 ) -> None:
     """Text, audio and images of very different lengths share the steps."""
     cases = cases_of(golden_folder)
@@ -95,10 +87,10 @@ def test_codes_equal_the_reference_alone_and_in_company_whole_and_row_by_row(
     async def run() -> list[list[Spoken]]:
         async with running_stage(omni_stage(golden_folder, 1, engine_args=ENGINE)) as runner:
             return [
-                [await _whole(runner, case, payload_of, "alone") for case in cases],
-                [await _streamed(runner, case, payload_of, "streamed") for case in cases],
-                await asyncio.gather(*(_whole(runner, case, payload_of, "together") for case in cases)),
-                await asyncio.gather(*(_streamed(runner, case, payload_of, "flowing") for case in cases)),
+                [await _whole(listen, runner, case, payload_of, "alone") for case in cases],
+                [await _streamed(listen, runner, case, payload_of, "streamed") for case in cases],
+                await asyncio.gather(*(_whole(listen, runner, case, payload_of, "together") for case in cases)),
+                await asyncio.gather(*(_streamed(listen, runner, case, payload_of, "flowing") for case in cases)),
             ]
 
     found = asyncio.run(run())
@@ -112,22 +104,23 @@ def test_what_a_talker_cannot_speak_costs_that_request_alone(
     cases_of: Callable[[Path], list[Any]],
     payload_of: Callable[..., Any],
     omni_stage: Callable[..., ResolvedStage],
+    listen: Listen,
 ) -> None:
     case = cases_of(omni_folder)[0]
 
     async def run() -> tuple[Spoken, list[RequestError], Spoken]:
         async with running_stage(omni_stage(omni_folder, 1, engine_args=ENGINE)) as runner:
             # A reply of one token: the reference raises, and users get a text without sound.
-            silent = await _listen(runner, StageInput("silent", payload_of(case, 0), _sampling(case)))
+            silent = await listen(runner, StageInput("silent", payload_of(case, 0), _sampling(case)))
             refused = []
             for name, change in (("voice", {"voice": "nobody"}), ("width", {EMBEDS: case.array("thinker_embeds")[:, :32]})):
                 broken = {**payload_of(case), **change}
                 if name == "width":
                     broken["thinker_hidden"] = broken["thinker_hidden"][:, :32]
                 with pytest.raises(RequestError) as caught:
-                    await _listen(runner, StageInput(name, broken, _sampling(case)))
+                    await listen(runner, StageInput(name, broken, _sampling(case)))
                 refused.append(caught.value)
-            return silent, refused, await _whole(runner, case, payload_of, "after")
+            return silent, refused, await _whole(listen, runner, case, payload_of, "after")
 
     silent, (voice, width), after = asyncio.run(run())
 
@@ -142,6 +135,7 @@ def test_a_seed_decides_sampled_speech(
     cases_of: Callable[[Path], list[Any]],
     payload_of: Callable[..., Any],
     omni_stage: Callable[..., ResolvedStage],
+    listen: Listen,
 ) -> None:
     case = cases_of(omni_folder)[0]
     sampling = {"temperature": 0.9, "top_k": 50, "min_tokens": 6, "max_tokens": 6, "stop_token_ids": [2150]}
@@ -152,7 +146,7 @@ def test_a_seed_decides_sampled_speech(
                 StageInput(f"r{i}", payload_of(case), {**sampling, "seed": seed, "detokenize": False})
                 for i, seed in enumerate((1, 1, 2))
             ]
-            return list(await asyncio.gather(*(_listen(runner, request) for request in requests)))
+            return list(await asyncio.gather(*(listen(runner, request) for request in requests)))
 
     (first, _), (again, _), (other, _) = asyncio.run(run())
 
@@ -161,22 +155,13 @@ def test_a_seed_decides_sampled_speech(
     assert first != other
 
 
-def _change(folder: Path) -> None:
-    """Change an expert, the shared one, the head, a projection, the code predictor and the row of a mark."""
-    from safetensors.torch import load_file, save_file
-
-    weights = load_file(folder / "model.safetensors")
-    for name in CHANGED:
-        weights[name] = weights[name].flip(0).contiguous()
-    (folder / "model.safetensors").unlink()  # what is mapped into the engine's memory stays as it is
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-
-
 def test_weights_are_read_again_from_what_the_checkpoint_holds_then(
     omni_folder: Path,
     cases_of: Callable[[Path], list[Any]],
     payload_of: Callable[..., Any],
     omni_stage: Callable[..., ResolvedStage],
+    listen: Listen,
+    flip_weights: Callable[..., None],
     tmp_path: Path,
 ) -> None:
     case, folder = cases_of(omni_folder)[0], shutil.copytree(omni_folder, tmp_path / "model")
@@ -184,14 +169,14 @@ def test_weights_are_read_again_from_what_the_checkpoint_holds_then(
 
     async def run() -> list[Spoken]:
         async with running_stage(stage) as runner:
-            found = [await _whole(runner, case, payload_of, "before")]
+            found = [await _whole(listen, runner, case, payload_of, "before")]
             await runner.call("reload_weights", {})
-            found.append(await _whole(runner, case, payload_of, "same"))
-            _change(folder)
+            found.append(await _whole(listen, runner, case, payload_of, "same"))
+            flip_weights(folder, CHANGED)
             await runner.call("reload_weights", {})
-            found.append(await _whole(runner, case, payload_of, "changed"))
+            found.append(await _whole(listen, runner, case, payload_of, "changed"))
         async with running_stage(stage) as fresh:
-            return [*found, await _whole(fresh, case, payload_of, "fresh")]
+            return [*found, await _whole(listen, fresh, case, payload_of, "fresh")]
 
     before, same, changed, fresh = asyncio.run(run())
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from omni_core.runner import Handoff, StageOutput
-from omni_models_qwen.qwen3_omni.handoff import EMBEDS, HIDDEN, thinker2talker, thinker2talker_async_chunk
+from omni_models_qwen.qwen3_omni.handoff import thinker2talker, thinker2talker_async_chunk
+from omni_models_qwen.talking.thinker_states import EMBEDS, HIDDEN
 
 FACTS = {"prompt_token_ids": np.arange(3), "mm": {"image_grid_thw": np.ones((1, 3), np.int64)}, "voice": "ethan"}
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,32 +15,27 @@ from omni_core.stage import ResolvedStage
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.engine
 
-ENGINE = {
-    "dtype": "float32",
-    "enforce_eager": True,
-    "max_num_seqs": 3,
-    "max_model_len": 512,
-    "kv_cache_memory_bytes": 64 << 20,
-}
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
-GREEDY = [MtpSampling(do_sample=False)]
 
 
 @pytest.fixture(scope="module")
-def make_talker(unloaded: Callable[[ResolvedStage], Any], omni_stage: Callable[..., ResolvedStage]) -> Callable[[Path], Any]:
+def make_talker(
+    unloaded_talker: Callable[[ResolvedStage], Any], omni_stage: Callable[..., ResolvedStage]
+) -> Callable[[Path], Any]:
     """Return an unloaded talker over a checkpoint folder."""
-    return lambda folder: unloaded(omni_stage(folder, 1, engine_args=ENGINE))
+    return lambda folder: unloaded_talker(omni_stage(folder, 1))
 
 
-def _weights(folder: Path) -> dict[str, Any]:
-    from safetensors.torch import load_file
+@pytest.fixture(scope="module")
+def loaded_talker(make_talker: Callable[[Path], Any], weights_of: Callable[[Path], dict[str, Any]]) -> Callable[[Path], Any]:
+    """Return a loaded talker over a checkpoint folder."""
 
-    return {name: tensor.float() for name, tensor in load_file(folder / "model.safetensors").items()}
+    def make(folder: Path) -> Any:
+        talker = make_talker(folder)
+        talker.load_weights(weights_of(folder).items())
+        return talker
 
-
-def _loaded(talker: Any, folder: Path) -> Any:
-    talker.load_weights(_weights(folder).items())
-    return talker
+    return make
 
 
 @pytest.fixture(scope="module")
@@ -81,10 +75,10 @@ def test_declared_capabilities_are_the_contract() -> None:
 def test_rows_equal_the_reference(
     golden_folder: Path,
     cases_of: Callable[[Path], list[Any]],
-    make_talker: Callable[[Path], Any],
+    loaded_talker: Callable[[Path], Any],
     prepared: Callable[..., EngineInput],
 ) -> None:
-    talker = _loaded(make_talker(golden_folder), golden_folder)
+    talker = loaded_talker(golden_folder)
     for number, case in enumerate(cases_of(golden_folder)):
         made, slot = prepared(case), number % 3  # slots are used again: nothing may be left of earlier requests
         prefill, trailing = case.array("talker_prefill_embeds"), case.array("trailing_text_hidden")
@@ -101,8 +95,8 @@ def test_rows_equal_the_reference(
 
 
 @pytest.fixture(scope="module")
-def talker(omni_folder: Path, make_talker: Callable[[Path], Any]) -> Any:
-    return _loaded(make_talker(omni_folder), omni_folder)
+def talker(omni_folder: Path, loaded_talker: Callable[[Path], Any]) -> Any:
+    return loaded_talker(omni_folder)
 
 
 @pytest.fixture
@@ -149,36 +143,6 @@ def test_positions_of_text_count_up(
     assert delta == 0
 
 
-def test_rows_do_not_depend_on_order_or_company(talker: Any, a_case: Any, prepared: Callable[..., EngineInput]) -> None:
-    positions = torch.arange(_begin(talker, 1, prepared(a_case)))
-    order = torch.randperm(len(positions), generator=torch.Generator().manual_seed(0))
-
-    with torch.inference_mode():
-        whole = _rows(talker, 1, positions)
-        shuffled = _rows(talker, 1, positions[order])
-        halves = torch.cat([_rows(talker, 1, positions[:20]), _rows(talker, 1, positions[20:])])
-
-    torch.testing.assert_close(shuffled, whole[order])
-    torch.testing.assert_close(halves, whole)
-
-
-def test_the_next_row_of_a_step_is_the_row_computed_from_history(
-    talker: Any, a_case: Any, prepared: Callable[..., EngineInput]
-) -> None:
-    """A preempted request is computed again from its history, and must go on as if nothing had happened."""
-    length = _begin(talker, 1, prepared(a_case))
-    slots, positions, ids = torch.tensor([1]), torch.tensor([length]), torch.tensor([77])
-    hidden = torch.randn(1, 48, generator=torch.Generator().manual_seed(1))
-
-    with torch.inference_mode():
-        text = talker.omni_condition(slots, positions)
-        following, codes = talker.mtp(ids, talker.embed_input_ids(ids), hidden, text, req_infos=GREEDY)
-        talker.omni_record(slots, positions, codes.to(torch.int32))
-        again = _rows(talker, 1, positions)
-
-    torch.testing.assert_close(again, following)
-
-
 def test_a_request_that_ended_leaves_no_rows(talker: Any, a_case: Any, prepared: Callable[..., EngineInput]) -> None:
     _begin(talker, 1, prepared(a_case))
 
@@ -186,16 +150,6 @@ def test_a_request_that_ended_leaves_no_rows(talker: Any, a_case: Any, prepared:
         talker.omni_end(1)
 
     assert not talker.rows.read(torch.tensor([1]), torch.tensor([3])).any()
-
-
-def test_only_codes_and_the_end_of_speech_can_win(talker: Any) -> None:
-    head = talker.codec_head
-    head.quant_method.process_weights_after_loading(head)  # what vLLM's loader does for all layers
-    with torch.inference_mode():
-        logits = talker.compute_logits(torch.randn(2, 48))
-
-    possible = torch.isfinite(logits[0]).nonzero().flatten().tolist()
-    assert possible == [*range(2048), 2150]
 
 
 def test_files_of_other_stages_are_not_read(talker: Any) -> None:
@@ -225,21 +179,14 @@ _TABLE = "thinker.model.embed_tokens.weight"
     ids=["expert", "shared gate", "predictor", "table", "unknown", "table's width", "table's length", "shape"],
 )
 def test_weights_that_do_not_fit_are_an_error_that_names_them(
-    omni_folder: Path, make_talker: Callable[[Path], Any], change: Callable[[dict[str, Any]], Any], message: str
+    omni_folder: Path,
+    make_talker: Callable[[Path], Any],
+    weights_of: Callable[[Path], dict[str, Any]],
+    change: Callable[[dict[str, Any]], Any],
+    message: str,
 ) -> None:
-    weights = _weights(omni_folder)
+    weights = weights_of(omni_folder)
     change(weights)
 
     with pytest.raises(ConfigError, match=message):
         make_talker(omni_folder).load_weights(weights.items())
-
-
-def test_a_checkpoint_with_other_frames_is_refused(
-    omni_folder: Path, tmp_path: Path, make_talker: Callable[[Path], Any]
-) -> None:
-    config = json.loads((omni_folder / "config.json").read_text())
-    config["talker_config"]["num_code_groups"] = 8
-    (tmp_path / "config.json").write_text(json.dumps(config))
-
-    with pytest.raises(ConfigError, match="frames of 8 codes"):
-        make_talker(tmp_path)

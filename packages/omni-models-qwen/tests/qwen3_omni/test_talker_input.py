@@ -9,7 +9,7 @@ import pytest
 
 from omni_core.errors import RequestError, ServiceError
 from omni_core.stage import ResolvedStage
-from omni_models_qwen.qwen3_omni.handoff import EMBEDS, HIDDEN
+from omni_models_qwen.talking.thinker_states import EMBEDS, HIDDEN
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.engine

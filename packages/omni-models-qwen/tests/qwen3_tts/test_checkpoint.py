@@ -62,6 +62,29 @@ def test_a_missing_field_is_an_error_that_names_it(raw: dict[str, Any]) -> None:
         Checkpoint.from_config(raw, "m")
 
 
+@pytest.mark.parametrize("field", ["spk_id", "codec_language_id"])
+def test_an_id_that_is_no_number_is_an_error_that_names_it(raw: dict[str, Any], field: str) -> None:
+    name = next(iter(raw["talker_config"][field]))
+    raw["talker_config"][field][name] = [1]
+
+    with pytest.raises(ConfigError, match=rf"talker_config\.{field}\.{name} must be of type int, not \[1\]"):
+        Checkpoint.from_config(raw, "m")
+
+
+def test_a_dialect_that_is_no_language_is_an_error_that_names_it(raw: dict[str, Any]) -> None:
+    del raw["talker_config"]["codec_language_id"]["beijing_dialect"]
+
+    with pytest.raises(ConfigError, match=r"spk_is_dialect names \['beijing_dialect'\], which codec_language_id lacks"):
+        Checkpoint.from_config(raw, "m")
+
+
+def test_voices_of_another_width_than_the_talkers_rows_are_an_error(raw: dict[str, Any]) -> None:
+    assert Checkpoint.from_config({**raw, "speaker_encoder_config": {}}, "m").speaker_width == 48
+
+    with pytest.raises(ConfigError, match="enc_dim is 64, but the talker's rows have 48 values"):
+        Checkpoint.from_config({**raw, "speaker_encoder_config": {"enc_dim": 64}}, "m")
+
+
 def test_an_unknown_variant_is_an_error_with_the_known_ones(raw: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"'opera' is not known.*custom_voice"):
         Checkpoint.from_config({**raw, "tts_model_type": "opera"}, "m")

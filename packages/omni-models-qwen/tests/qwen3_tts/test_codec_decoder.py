@@ -96,6 +96,22 @@ def test_any_split_gives_the_one_shot_audio(
     assert worst(streamed(decoder, codes, sizes), whole) < 1e-11
 
 
+@pytest.mark.parametrize("batch", [1, 40, 300])
+def test_pieces_of_a_device_join_as_those_of_a_cpu(
+    batch: int, tiny_base: Path, decoder_of: Callable[..., CodecDecoder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chunk is decoded in pieces whose size depends on the device and on the batch; on a GPU they have 16 to 128 frames."""
+    decoder, codes = decoder_of(tiny_base, "float64"), random_codes(130, seed=3)
+    whole = decoder.decode(codes, [decoder.begin()])
+    monkeypatch.setattr("omni_models_qwen.qwen3_tts.codec_decoder._PIECES", {})
+
+    sizes = [piece.shape[1] for piece in decoder._pieces(codes.expand(batch, -1, -1))]
+    found = decoder.decode(codes, [decoder.begin()])
+
+    assert sizes == {1: [128, 2], 40: [51, 51, 28], 300: [16] * 8 + [2]}[batch]
+    assert worst(found, whole) < 1e-11
+
+
 def test_any_split_agrees_in_float32_up_to_rounding(tiny_base: Path, decoder_of: Callable[..., CodecDecoder]) -> None:
     decoder, codes = decoder_of(tiny_base), random_codes(100)
     whole = decoder.decode(codes, [decoder.begin()])

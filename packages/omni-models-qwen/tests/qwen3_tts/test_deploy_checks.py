@@ -21,18 +21,6 @@ ANY_EXECUTOR = "distributed_executor_backend: null\n"
 TWO = 'devices: "0,1"'
 
 
-@pytest.fixture
-def overlay(tmp_path: Path) -> Callable[..., Path]:
-    """Write an overlay on a bundled file."""
-
-    def write(base: str, text: str) -> Path:
-        path = tmp_path / "mine.yaml"
-        path.write_text(f"base_config: {base}\n{text}")
-        return path
-
-    return write
-
-
 def extra(text: str) -> str:
     return f"connectors: {{connector_of_shared_memory: {{extra: {{{text}}}}}}}\n"
 
@@ -128,6 +116,32 @@ def test_both_first_audio_options_of_the_single_stage_are_refused(resolve: Resol
     """TT-06."""
     with pytest.raises(ConfigError, match=r"talker_first_audio needs .* cannot go together with talker_stream_first_audio"):
         resolve("qwen3_tts", overlay(FUSED, options("talker_stream_first_audio: true, talker_first_audio: true")))
+
+
+def test_switch_that_changes_nothing_in_the_single_stage_is_said_once(
+    resolve: Resolve, overlay: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, LOGGER):
+        resolve("qwen3_tts", overlay(FUSED, options("code_predictor_fused: false, code_predictor_kv_cache: true")))
+
+    (message,) = [record.getMessage() for record in caplog.records if record.name == LOGGER]
+    assert "without effect here: code_predictor_fused (the code predictor always works so)" in message
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [("codec_chunk_frame: 25", "did you mean codec_chunk_frames?"), ("decode_loud: true", "the options are")],
+    ids=["misspelt", "unknown"],
+)
+def test_option_of_a_stage_that_nobody_reads_is_refused(
+    key: str, hint: str, resolve: Resolve, overlay: Callable[..., Path]
+) -> None:
+    with pytest.raises(ConfigError, match="is not an option of pipeline 'qwen3_tts'") as caught:
+        resolve("qwen3_tts", overlay("qwen3_tts.yaml", options(key)))
+
+    assert "mine.yaml:2:" in caught.value.where
+    assert hint in caught.value.hint
+    assert "connectors.NAME.extra" in caught.value.hint
 
 
 def test_options_of_the_platform_in_additional_config_are_left_alone(resolve: Resolve, overlay: Callable[..., Path]) -> None:
@@ -230,10 +244,11 @@ def test_options_that_fit_each_other_badly_are_one_warning(
         ("", "cpu", "the platform is cpu, not cuda; model_runner is v1, not v2"),
         ("model_runner: v1\n", "cuda", "model_runner is v1, not v2"),
         ("async_chunk: false\n", "cuda", "async_chunk is off"),
+        (extra("codec_streaming: false"), "cuda", "codec_streaming is off"),
         ("distributed_executor_backend: mp\n", "cuda", "distributed_executor_backend is mp, not uni"),
         ("enable_prefix_caching: true\n", "cuda", "enable_prefix_caching is not false"),
     ],
-    ids=["cpu", "runner", "chunks", "executor", "prefixes"],
+    ids=["cpu", "runner", "chunks", "streaming", "executor", "prefixes"],
 )
 def test_first_audio_that_falls_back_is_said_once_with_the_reason(
     text: str,

@@ -7,18 +7,16 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from omni_core.model_info import ModelInfo
 from omni_core.runner import StageInput
 from omni_core.stage import ResolvedStage
 from omni_core.testing.ar_stage import running_stage
-from omni_models_qwen.qwen3_tts.handoff import CODES
 from omni_models_qwen.qwen3_tts.speech import Qwen3TTSSpeech
 
 # vLLM leaves its zmq contexts to the garbage collector, which warns.
@@ -51,28 +49,20 @@ def _request(case: Any, speech: Qwen3TTSSpeech, name: str) -> StageInput:
     return StageInput(f"{name}-{case.id}", speech.prepare(case.prompt).inputs, sampling)
 
 
-async def _speak(runner: Any, request: StageInput) -> tuple[list[list[int]], str | None]:
-    frames, reason = [], None
-    async for output in runner.run(request):
-        if CODES in output.tensors:
-            frames += np.asarray(output.tensors[CODES]).tolist()
-        reason = output.finish_reason
-    return frames, reason
-
-
 def test_codes_equal_the_reference_alone_and_in_company(
     golden_folder: Path,
     cases_of: Callable[[Path], list[Any]],
     model_info: Callable[[Path], ModelInfo],
     stage_of: Callable[..., ResolvedStage],
+    listen: Callable[..., Coroutine[Any, Any, Any]],
 ) -> None:
     cases = cases_of(golden_folder)
     speech = Qwen3TTSSpeech(model_info(golden_folder))
 
     async def run() -> tuple[list[Any], list[Any]]:
         async with running_stage(stage_of(golden_folder, engine_args=ENGINE)) as runner:
-            alone = [await _speak(runner, _request(case, speech, "alone")) for case in cases]
-            together = await asyncio.gather(*(_speak(runner, _request(case, speech, "together")) for case in cases))
+            alone = [await listen(runner, _request(case, speech, "alone")) for case in cases]
+            together = await asyncio.gather(*(listen(runner, _request(case, speech, "together")) for case in cases))
             return alone, together
 
     alone, together = asyncio.run(run())
@@ -87,6 +77,7 @@ def test_a_seed_decides_sampled_speech(
     cases_of: Callable[[Path], list[Any]],
     model_info: Callable[[Path], ModelInfo],
     stage_of: Callable[..., ResolvedStage],
+    listen: Callable[..., Coroutine[Any, Any, Any]],
 ) -> None:
     case = cases_of(data_folder)[0]
     inputs = Qwen3TTSSpeech(model_info(data_folder)).prepare(case.prompt).inputs
@@ -95,7 +86,7 @@ def test_a_seed_decides_sampled_speech(
     async def run() -> list[list[list[int]]]:
         async with running_stage(stage_of(data_folder, engine_args=ENGINE)) as runner:
             requests = [StageInput(f"r{i}", inputs, {**sampling, "seed": seed}) for i, seed in enumerate((1, 1, 2))]
-            return [frames for frames, _ in await asyncio.gather(*(_speak(runner, request) for request in requests))]
+            return [frames for frames, _ in await asyncio.gather(*(listen(runner, request) for request in requests))]
 
     first, again, other = asyncio.run(run())
 

@@ -13,7 +13,7 @@ import pytest
 from omni_core.errors import RequestError
 from omni_core.model_info import ModelInfo
 from omni_core.speech import ReferenceAudio, SpeechPrompt
-from omni_models_qwen.qwen3_tts.speech import Qwen3TTSSpeech
+from omni_models_qwen.qwen3_tts.speech import Qwen3TTSSpeech, codec_facts
 
 RATE = 24_000
 TEXT = SpeechPrompt(text="Hello")
@@ -79,6 +79,18 @@ def test_every_golden_request_is_accepted(case: Any, model_info: Callable[[Path]
     assert prepared.inputs["text"] == case.request["text"]
     assert prepared.inputs["language"] == case.request["language"].lower()
     assert prepared.sampling == {}
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["[]", "{", '{"output_sample_rate": "fast", "decode_upsample_rate": null}', '{"output_sample_rate": 0}'],
+    ids=["no object", "no JSON", "no numbers", "nothing"],
+)
+def test_facts_that_the_codec_does_not_say_are_the_published_ones(custom: Qwen3TTSSpeech, written: str) -> None:
+    """Its stage reports what is wrong, with the file's name."""
+    (custom.checkpoint.folder / "speech_tokenizer" / "config.json").write_text(written)
+
+    assert codec_facts(custom.checkpoint) == {"output_sample_rate": 24_000, "decode_upsample_rate": 1920}
 
 
 @pytest.mark.parametrize("text", ["", "   ", "\n\t "])
@@ -235,8 +247,12 @@ def test_an_embedding_alone_needs_no_words(base: Qwen3TTSSpeech) -> None:
     assert "ref_audio" not in inputs
 
 
-@pytest.mark.parametrize("values", [(0.0,) * 47, (), (float("inf"),) * 48], ids=["narrow", "empty", "not finite"])
-def test_an_embedding_of_another_width_is_refused(base: Qwen3TTSSpeech, values: tuple[float, ...]) -> None:
+@pytest.mark.parametrize(
+    "values",
+    [(0.0,) * 47, (), (float("inf"),) * 48, (1e300,) * 48, (10**400,) * 48, ("loud",) * 48, ((0.0,),) * 48],
+    ids=["narrow", "empty", "not finite", "too large", "far too large", "words", "two dimensions"],
+)
+def test_an_embedding_that_the_talker_cannot_add_is_refused(base: Qwen3TTSSpeech, values: tuple[Any, ...]) -> None:
     error = _refused(base, replace(TEXT, speaker_embedding=values))
 
     assert error.param == "speaker_embedding"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from omni_core.request import LoraAdapter
 from omni_core.runner import StageInput
 from omni_core.stage import ResolvedStage
 from omni_core.testing.ar_stage import running_stage
-from omni_models_qwen.qwen3_tts.handoff import CODES
 from omni_models_qwen.qwen3_tts.speech import Qwen3TTSSpeech
 
 # vLLM leaves its zmq contexts to the garbage collector, which warns.
@@ -42,6 +41,7 @@ CHANGED = (
     "talker.code_predictor.model.layers.0.self_attn.q_proj.weight",
     "talker.code_predictor.model.codec_embedding.2.weight",
 )
+"""A weight of the backbone, its norm and head, of the text's projection and of the code predictor."""
 SAMPLING = {"temperature": 0.0, "min_tokens": 12, "max_tokens": 12, "stop_token_ids": [2150], "detokenize": False}
 
 
@@ -51,10 +51,15 @@ def inputs(data_folder: Path, cases_of: Callable[[Path], list[Any]], model_info:
     return Qwen3TTSSpeech(model_info(data_folder)).prepare(cases_of(data_folder)[0].prompt).inputs
 
 
-async def _codes(runner: Any, name: str, inputs: Any, lora: LoraAdapter | None = None) -> list[list[int]]:
-    request = StageInput(name, inputs, SAMPLING, lora=lora)
-    outputs = [output async for output in runner.run(request)]
-    return [row for output in outputs if CODES in output.tensors for row in np.asarray(output.tensors[CODES]).tolist()]
+@pytest.fixture
+def codes_of(listen: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Coroutine[Any, Any, Any]]:
+    """Return the frames of a request."""
+
+    async def run(runner: Any, name: str, inputs: Any, lora: LoraAdapter | None = None) -> list[list[int]]:
+        frames, _ = await listen(runner, StageInput(name, inputs, SAMPLING, lora=lora))
+        return list(frames)
+
+    return run
 
 
 def _attention(folder: Path) -> dict[str, tuple[int, int]]:
@@ -67,34 +72,29 @@ def _attention(folder: Path) -> dict[str, tuple[int, int]]:
     return {name.removeprefix("talker.").removesuffix(".weight"): shape for name, shape in shapes.items()}
 
 
-def _change(folder: Path) -> None:
-    """Change a weight of the backbone, of its head, of the text's projection and of the code predictor."""
-    from safetensors.torch import load_file, save_file
-
-    weights = load_file(folder / "model.safetensors")
-    for name in CHANGED:
-        weights[name] = weights[name].flip(0).contiguous()
-    (folder / "model.safetensors").unlink()  # what is mapped into the engine's memory stays as it is
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-
-
 @pytest.mark.parametrize("lora", [{}, {"enable_lora": True, "max_lora_rank": 8}], ids=["plain", "with LoRA"])
 def test_weights_are_read_again_from_what_the_checkpoint_holds_then(
-    data_folder: Path, inputs: Any, stage_of: Callable[..., ResolvedStage], tmp_path: Path, lora: dict[str, Any]
+    data_folder: Path,
+    inputs: Any,
+    stage_of: Callable[..., ResolvedStage],
+    codes_of: Callable[..., Coroutine[Any, Any, Any]],
+    flip_weights: Callable[..., None],
+    tmp_path: Path,
+    lora: dict[str, Any],
 ) -> None:
     folder = shutil.copytree(data_folder, tmp_path / "model")
     stage = stage_of(folder, engine_args={**ENGINE, **lora})
 
     async def run() -> list[Any]:
         async with running_stage(stage) as runner:
-            codes = [await _codes(runner, "before", inputs)]
+            codes = [await codes_of(runner, "before", inputs)]
             await runner.call("reload_weights", {})
-            codes.append(await _codes(runner, "same", inputs))
-            _change(folder)
+            codes.append(await codes_of(runner, "same", inputs))
+            flip_weights(folder, CHANGED)
             await runner.call("reload_weights", {})
-            codes.append(await _codes(runner, "changed", inputs))
+            codes.append(await codes_of(runner, "changed", inputs))
         async with running_stage(stage) as fresh:
-            codes.append(await _codes(fresh, "fresh", inputs))
+            codes.append(await codes_of(fresh, "fresh", inputs))
         return codes
 
     before, same, changed, fresh = asyncio.run(run())
@@ -106,7 +106,12 @@ def test_weights_are_read_again_from_what_the_checkpoint_holds_then(
 
 @pytest.mark.parametrize("prefix", ["", "talker."], ids=["talker's names", "checkpoint's names"])
 def test_an_adapter_changes_the_codes_of_the_requests_that_ask_for_it(
-    data_folder: Path, inputs: Any, stage_of: Callable[..., ResolvedStage], tmp_path: Path, prefix: str
+    data_folder: Path,
+    inputs: Any,
+    stage_of: Callable[..., ResolvedStage],
+    codes_of: Callable[..., Coroutine[Any, Any, Any]],
+    tmp_path: Path,
+    prefix: str,
 ) -> None:
     from omni_core.testing.tiny_lora import build_adapter
 
@@ -116,11 +121,11 @@ def test_an_adapter_changes_the_codes_of_the_requests_that_ask_for_it(
 
     async def run() -> tuple[Any, Any]:
         async with running_stage(stage_of(data_folder, engine_args=ENGINE)) as plain:
-            alone = await _codes(plain, "plain", inputs)
+            alone = await codes_of(plain, "plain", inputs)
         lora = {"enable_lora": True, "max_lora_rank": 8, "max_loras": 2}
         async with running_stage(stage_of(data_folder, engine_args={**ENGINE, **lora})) as runner:
             wanted = {"none": None, "zero": zero, "other": other, "none again": None}
-            found = await asyncio.gather(*(_codes(runner, name, inputs, adapter) for name, adapter in wanted.items()))
+            found = await asyncio.gather(*(codes_of(runner, name, inputs, adapter) for name, adapter in wanted.items()))
             return alone, dict(zip(wanted, found, strict=True))
 
     alone, found = asyncio.run(run())

@@ -33,6 +33,7 @@ class Parts(StageRunner):
         super().__init__(stage)
         self.log: list[Any] = []
         self.refuses = refuses
+        self.answer = True
         self.dead = False
 
     async def start(self) -> Mapping[str, Any]:
@@ -59,7 +60,7 @@ class Parts(StageRunner):
         if method == self.refuses:
             raise UnsupportedError("no")
         self.log.append(method)
-        return True
+        return self.answer
 
 
 class Talker(Parts):
@@ -281,6 +282,22 @@ async def test_prefix_cache_of_the_single_stage_is_not_reset_under_running_reque
     monkeypatch.setattr(talker, "load", lambda: {"held": 0})
     assert await runner.call("reset_prefix_cache", {"reset_running_requests": True}) is True
     assert talker.log == ["reset_prefix_cache"] * 2
+
+
+@pytest.mark.parametrize("was_asleep", [False, True])
+async def test_decoder_is_awake_again_where_the_talker_refuses_to_sleep(
+    stage: ResolvedStage, was_asleep: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The default: without `enable_sleep_mode` vLLM refuses, and requests that come later must not wait for the decoder."""
+    talker, codec = Talker(stage, []), Codec(stage)
+    talker.refuses = "sleep"
+    if was_asleep:
+        monkeypatch.setattr(codec, "answer", False)
+
+    with pytest.raises(UnsupportedError):
+        await first(stage, talker, codec).call("sleep", {"level": 1})
+
+    assert codec.log == (["sleep"] if was_asleep else ["sleep", "wake_up"])
 
 
 async def test_talker_is_untouched_where_the_decoder_refuses(stage: ResolvedStage) -> None:

@@ -177,6 +177,13 @@ def test_the_audio_of_a_video_runs_beside_its_patches(media: MediaFacts) -> None
     assert positions[2, 2:4].tolist() == [2, 3]
 
 
+def test_a_video_that_does_not_say_its_seconds_has_one_for_each_step(media: MediaFacts) -> None:
+    positions, moved = found(media, video(2, 2, 2), {"video_grid_thw": [[2, 2, 2]]})
+
+    assert positions.tolist() == [[0, 1, 14, 15], [0, 1, 1, 15], [0, 1, 1, 15]]
+    assert moved == 12
+
+
 def test_media_of_turns_that_are_dropped_keep_their_number(media: MediaFacts) -> None:
     ids = text(2) + image(4, 4) + text(1) + image(2, 4) + text(1)
     kept = np.arange(len(ids)) >= 8

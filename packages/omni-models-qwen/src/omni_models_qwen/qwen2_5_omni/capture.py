@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from omni_models_qwen.qwen2_5_omni.handoff import EMBEDS, HIDDEN
+from omni_models_qwen.talking.thinker_states import EMBEDS, HIDDEN
 
 
 def captured(hf_config: Any) -> Mapping[str, int | Literal["last"]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import zipfile
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,14 @@ __all__ = ["chat_traits", "silent_traits"]
 
 VOICES_FILE = "spk_dict.pt"
 _SAMPLES_PER_FRAME = 480
-_DEFAULT_VOICE = "chelsie"
+DEFAULT_VOICE = "chelsie"
+"""The reference's; a checkpoint without it speaks with its first voice."""
+
+_DAMAGED = (
+    *(OSError, zipfile.BadZipFile, zlib.error, EOFError, StopIteration, RuntimeError, pickle.UnpicklingError),
+    *(AttributeError, LookupError, TypeError, ValueError),  # what a pickle raises whose parts do not fit each other
+)
+"""What reading a file can raise that is no archive of a pickle."""
 
 
 def chat_traits(model: ModelInfo) -> ChatTraits:
@@ -28,7 +36,7 @@ def chat_traits(model: ModelInfo) -> ChatTraits:
         ConfigError: The file with its voices is missing or damaged.
     """
     voices = voice_names(model.path / VOICES_FILE)
-    return ChatTraits(INPUTS, voices, default_voice(voices, _DEFAULT_VOICE), SAMPLE_RATE, samples_per_frame=_SAMPLES_PER_FRAME)
+    return ChatTraits(INPUTS, voices, default_voice(voices, DEFAULT_VOICE), SAMPLE_RATE, samples_per_frame=_SAMPLES_PER_FRAME)
 
 
 def voice_names(path: Path) -> tuple[str, ...]:
@@ -42,11 +50,13 @@ def voice_names(path: Path) -> tuple[str, ...]:
             name = next(name for name in archive.namelist() if name.endswith("data.pkl"))
             with archive.open(name) as file:
                 found = _Outline(file).load()
-        return tuple(str(key) for key in found)
     except FileNotFoundError:
         raise ConfigError(f"{path} is missing", hint="the checkpoint is not complete; fetch it again") from None
-    except (OSError, StopIteration, zipfile.BadZipFile, pickle.UnpicklingError, EOFError, TypeError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}", hint="the file is damaged; fetch it again") from error
+    except _DAMAGED as error:
+        raise ConfigError(f"{path} cannot be read: {error!r}", hint="the file is damaged; fetch it again") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} holds no voices by name", hint="fetch the checkpoint again")
+    return tuple(str(key) for key in found)
 
 
 class _Outline(pickle.Unpickler):

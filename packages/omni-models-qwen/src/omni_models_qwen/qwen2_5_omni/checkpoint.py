@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from omni_core.modelkit.config_reader import ConfigReader
+from omni_models_qwen.qwen2_5_omni.deploy_checks import CODEC_OPENING
 from omni_models_qwen.talking.positions import MediaFacts
 
 MODEL = "Qwen2.5-Omni"
@@ -91,7 +92,7 @@ class Checkpoint:
 
 
 def _codec_opening(read: ConfigReader, options: Mapping[str, Any]) -> bool:
-    given = options.get("codec_opening")
+    given = options.get(CODEC_OPENING)
     if given is not None:
         return bool(given)
     major = read.optional("transformers_version", str, "4").partition(".")[0]

@@ -9,11 +9,7 @@ import numpy as np
 
 from omni_core.payload import Payload
 from omni_core.runner import Handoff, StageOutput
-
-EMBEDS = "thinker_embeds"
-"""Name of the rows that the thinker's first layer reads."""
-HIDDEN = "thinker_hidden"
-"""Name of what the thinker's last norm gives."""
+from omni_models_qwen.talking.thinker_states import EMBEDS, HIDDEN, prompt_facts
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -36,7 +32,7 @@ def thinker2talker(handoff: Handoff, output: StageOutput) -> Payload:
     positions = _media_positions(handoff.inputs, prompt)
     if len(positions):
         payload |= {"media_positions": positions, "media_rows": hidden[torch.from_numpy(positions)]}
-    return payload | {name: handoff.inputs[name] for name in ("prompt_token_ids", "mm", "voice") if name in handoff.inputs}
+    return {**prompt_facts(handoff.inputs), **payload}
 
 
 def _media_positions(inputs: Mapping[str, Any], prompt: int) -> Ints:

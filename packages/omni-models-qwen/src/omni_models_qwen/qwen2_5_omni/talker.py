@@ -7,28 +7,26 @@ time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.linear import ReplicatedLinear
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
-from vllm.model_executor.models.interfaces import SupportsMRoPE
 from vllm.model_executor.models.utils import maybe_prefix
 
 from omni_core.capabilities import ModelCapabilities
 from omni_core.modelkit.backbone_weights import GATED_MLP, BackboneWeights, decoder_names
-from omni_core.modelkit.history import as_tensor
-from omni_core.modelkit.paged_rows import PagedRows
 from omni_core.payload import Payload
 from omni_models_qwen.qwen2_5_omni.checkpoint import Checkpoint
 from omni_models_qwen.qwen2_5_omni.talker_input import OPENING
 from omni_models_qwen.qwen2_5_omni.talker_layers import TalkerBackbone
 from omni_models_qwen.qwen2_5_omni.voices import Voices
-from omni_models_qwen.talking.marks import EMBEDDINGS, Marks, take_marks
+from omni_models_qwen.talking.marks import EMBEDDINGS
+from omni_models_qwen.talking.thinker_reader import ThinkerReader
 
 _END, _PAD, _VOICES = range(3)
 """Rows of the marks; those of the voices follow one another."""
@@ -42,13 +40,12 @@ _OTHERS = ("thinker.", "token2wav.")
 """Tensors that other stages read."""
 
 
-class Qwen2_5OmniTalker(nn.Module, SupportsMRoPE):
+class Qwen2_5OmniTalker(ThinkerReader):
     """Make codes from the rows of the thinker."""
 
     capabilities = ModelCapabilities(computes_inputs=True, gated_inputs=True, row_width="embedding_size")
 
     prompts: Tensor
-    received: Tensor
     voices: Tensor
     suppressed: Tensor
 
@@ -67,69 +64,28 @@ class Qwen2_5OmniTalker(nn.Module, SupportsMRoPE):
         self.logits_processor = LogitsProcessor(config.vocab_size)
         self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
         voices = Voices.read(model_config.model).marks
-        self._mark_ids = (facts.text_end, facts.text_pad, *voices)
+        self.remember(vllm_config, facts.thinker_width, (facts.text_end, facts.text_pad, *voices))
         self._voice_rows = {mark: _VOICES + number for number, mark in enumerate(voices)}
         suppressed = torch.arange(config.vocab_size) >= facts.num_codes  # the decoder has no rows for them
         suppressed[list(facts.codec.ends)] = False
-        self._keep("suppressed", suppressed)
-        slots, positions = vllm_config.scheduler_config.max_num_seqs, model_config.max_model_len + 1
-        self.rows = PagedRows(slots, positions, facts.thinker_width, model_config.dtype)
-        self.mark_rows = Marks(len(self._mark_ids), facts.thinker_width, model_config.dtype)
-        for state in ("prompts", "received", "voices"):
-            self._keep(state, torch.zeros(slots, dtype=torch.int64))
-        self._rope: list[tuple[Tensor, int]] = [(torch.empty((3, 0), dtype=torch.int64), 0)] * slots
-
-    @property
-    def marks(self) -> Tensor:
-        """The rows of the marks [n, W]."""
-        return self.mark_rows.rows
-
-    def modules(self, *args: Any, **kwargs: Any) -> Iterator[nn.Module]:
-        """Return the modules whose tensors vLLM takes away while new weights come; the marks get theirs in place."""
-        kept = getattr(self, "mark_rows", None)
-        return (module for module in super().modules(*args, **kwargs) if module is not kept)
-
-    def _keep(self, name: str, value: Tensor) -> None:
-        self.register_buffer(name, value, persistent=False)
+        self.register_buffer("suppressed", suppressed, persistent=False)
+        for state in ("prompts", "voices"):
+            self.register_buffer(state, torch.zeros(self.slots, dtype=torch.int64), persistent=False)
 
     def omni_begin(self, slot: int, inputs: Payload, prompt_len: int) -> None:
         """Take what the input processor made of a request: the mark of its voice, and 3-D positions where there are some."""
-        self.rows.end(slot)
+        self.begin_rows(slot, inputs, prompt_len)
         self.prompts[slot] = prompt_len
-        self.received[slot] = 0
         self.voices[slot] = self._voice_rows[int(inputs["mark"])]
-        positions = inputs.get("positions")
-        line = torch.arange(prompt_len).expand(3, prompt_len)
-        self._rope[slot] = (line, 0) if positions is None else (as_tensor(positions), int(inputs["delta"]))
-
-    def omni_rope(self, slot: int) -> tuple[Tensor, int]:
-        """Return the positions of a request's prompt, int64 [3, P], and what later ones are moved by."""
-        return self._rope[slot]
-
-    def get_mrope_input_positions(self, input_tokens: list[int], mm_features: Any) -> tuple[Tensor, int]:
-        """Return the positions of a prompt of text: vLLM asks for those of its warm-up requests."""
-        count = len(input_tokens)
-        return torch.arange(count).expand(3, count), 0
-
-    def omni_ingest(self, slot: int, start: int, rows: Tensor) -> None:
-        """Keep rows of the thinker [n, W] for the positions from `start`."""
-        self.rows.write(slot, start, rows)
-        self.received[slot] = start + len(rows)
 
     def omni_embed(self, slots: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
         """Return the rows at these positions [T, H]."""
-        behind = (positions - self.received[slots])[:, None]
-        theirs = torch.where(behind < 0, self.rows.read(slots, positions), self.marks[_PAD])
-        theirs = torch.where(behind == 0, self.marks[_END], theirs)
+        theirs = self.theirs(slots, positions, end=_END, pad=_PAD)
         opening = (positions - self.prompts[slots] + OPENING)[:, None]
         theirs = torch.where(opening == 0, self.marks[self.voices[slots]], theirs)
         codes = torch.where(opening >= self._first_code, self.model.embed_input_ids(token_ids), 0)
         rows: Tensor = self.thinker_to_talker_proj(theirs + codes)[0]
         return rows
-
-    def omni_end(self, slot: int) -> None:
-        """Free the rows of a request."""
-        self.rows.end(slot)
 
     def embed_input_ids(self, input_ids: Tensor) -> Tensor:
         """Return the rows [T, H] of codes alone; rows proper come from `omni_embed`."""
@@ -149,10 +105,6 @@ class Qwen2_5OmniTalker(nn.Module, SupportsMRoPE):
         logits: Tensor | None = self.logits_processor(self.codec_head, hidden_states)
         return None if logits is None else logits.masked_fill_(self.suppressed, -torch.inf)
 
-    def is_unused_checkpoint_weight(self, name: str) -> bool:
-        """Return whether a file with nothing but such tensors need not be read: most of the checkpoint is the thinker's."""
-        return not name.startswith("talker.") and name != EMBEDDINGS
-
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Load the checkpoint's tensors and return the names of all parameters.
 
@@ -169,4 +121,4 @@ class Qwen2_5OmniTalker(nn.Module, SupportsMRoPE):
         biases = [f"layers.{layer}.self_attn.{name}_proj.bias" for layer in range(layers) for name in "qkv"]
         names |= {f"talker.model.{bias}": f"model.{bias}" for bias in biases}
         loader = BackboneWeights(self, names, {EMBEDDINGS: self.marks}, _OTHERS)
-        return loader.load(take_marks(weights, self._mark_ids, self.marks.shape[1]))
+        return loader.load(self.with_marks(weights))

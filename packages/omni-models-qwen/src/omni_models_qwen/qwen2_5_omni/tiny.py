@@ -7,7 +7,6 @@ audio, images and voices change the answer. Only the file of voices needs torch,
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,9 @@ import numpy as np
 from omni_core.errors import DependencyError
 from omni_core.modelkit.tiny_tokenizer import write_tokenizer
 from omni_core.modelkit.tiny_weights import write_tensors
+from omni_models_qwen.qwen2_5_omni.chat import VOICES_FILE
 from omni_models_qwen.qwen2_5_omni.tiny_layout import codec_tensors, talker_tensors, thinker_tensors
+from omni_models_qwen.talking.tiny_chat import media_ids, processor, text_ends, tokenizer_fields, write_settings
 
 VOICES = ("Chelsie", "Ethan")
 _MARKS = {
@@ -45,21 +46,7 @@ _SPECIAL = (
     "<|IMAGE|>",
     "<|VIDEO|>",
 )
-_TEMPLATE = """\
-{%- for message in messages -%}
-<|im_start|>{{ message.role }}
-{% if message.content is string %}{{ message.content }}{% else %}
-{%- for part in message.content -%}
-{%- if 'audio' in part.type -%}<|audio_bos|><|AUDIO|><|audio_eos|>
-{%- elif 'image' in part.type -%}<|vision_bos|><|IMAGE|><|vision_eos|>
-{%- elif 'video' in part.type -%}<|vision_bos|><|VIDEO|><|vision_eos|>
-{%- else -%}{{ part.text }}{%- endif -%}
-{%- endfor -%}
-{%- endif -%}<|im_end|>
-{% endfor -%}
-{%- if add_generation_prompt -%}<|im_start|>assistant
-{% endif -%}
-"""
+_IMAGE_MEAN, _IMAGE_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 _WIDTH = 128
 _ROPE = {"mrope_section": [4, 6, 6], "rope_type": "default", "type": "default"}
 _COMMON: dict[str, Any] = {
@@ -153,29 +140,6 @@ _TOKEN2WAV: dict[str, Any] = {
         "resblock_dilation_sizes": [[1, 3, 5], [1, 3, 5], [1, 3, 5]],
     },
 }
-_PROCESSOR = {
-    "feature_extractor_type": "WhisperFeatureExtractor",
-    "image_processor_type": "Qwen2VLImageProcessor",
-    "processor_class": "Qwen2_5OmniProcessor",
-    "chunk_length": 300,
-    "feature_size": 128,
-    "hop_length": 160,
-    "n_fft": 400,
-    "n_samples": 4800000,
-    "nb_max_frames": 30000,
-    "padding_side": "right",
-    "padding_value": 0.0,
-    "dither": 0.0,
-    "return_attention_mask": True,
-    "sampling_rate": 16000,
-    "image_mean": [0.48145466, 0.4578275, 0.40821073],
-    "image_std": [0.26862954, 0.26130258, 0.27577711],
-    "min_pixels": 3136,
-    "max_pixels": 12845056,
-    "merge_size": 2,
-    "patch_size": 14,
-    "temporal_patch_size": 2,
-}
 
 
 def build_tiny(folder: Path, variant: str, seed: int) -> None:
@@ -190,33 +154,25 @@ def build_tiny(folder: Path, variant: str, seed: int) -> None:
         DependencyError: torch is not installed.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    ids = write_tokenizer(folder, _SPECIAL, "Qwen2Tokenizer", {**_MARKS, "extra_special_tokens": _MARKS})
+    ids = write_tokenizer(folder, _SPECIAL, "Qwen2Tokenizer", tokenizer_fields(_MARKS))
     known = max(ids.values()) + 1
     config = _config(ids, known)
     tensors = thinker_tensors(config["thinker_config"], ids["<|im_end|>"], known)
     tensors |= talker_tensors(config["talker_config"], _TOKEN2WAV["dit_config"]["num_embeds"]) | codec_tensors(_TOKEN2WAV)
-    text = ids["<|endoftext|>"]
-    generation = {"bos_token_id": text, "pad_token_id": text, "eos_token_id": [ids["<|im_end|>"], text], "do_sample": False}
-    for name, value in (("config", config), ("generation_config", generation), ("preprocessor_config", _PROCESSOR)):
-        (folder / f"{name}.json").write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-    (folder / "chat_template.jinja").write_text(_TEMPLATE, encoding="utf-8")
-    _write_voices(folder / "spk_dict.pt", known + 3, seed)
+    write_settings(
+        folder,
+        _MARKS,
+        config=config,
+        generation={**text_ends(ids), "do_sample": False},
+        processor=processor("Qwen2_5OmniProcessor", patch_size=14, image_mean=_IMAGE_MEAN, image_std=_IMAGE_STD),
+    )
+    _write_voices(folder / VOICES_FILE, known + 3, seed)
     write_tensors(folder / "model.safetensors", tensors, seed=seed, dtype="BF16")
 
 
 def _config(ids: Mapping[str, int], known: int) -> dict[str, Any]:
     """Return config.json; marks of speech and voices have ids behind the tokenizer's, as in the published checkpoints."""
-    shared = {
-        "audio_token_index": ids["<|AUDIO|>"],
-        "image_token_index": ids["<|IMAGE|>"],
-        "video_token_index": ids["<|VIDEO|>"],
-        "audio_start_token_id": ids["<|audio_bos|>"],
-        "audio_end_token_id": ids["<|audio_eos|>"],
-        "vision_start_token_id": ids["<|vision_bos|>"],
-        "vision_end_token_id": ids["<|vision_eos|>"],
-        "position_id_per_seconds": 25,
-        "seconds_per_chunk": 2,
-    }
+    shared = media_ids(_MARKS, ids, kind="index", positions_per_second=25)
     marks = {f"tts_text_{name}_token_id": known + number for number, name in enumerate(("pad", "start", "end"))}
     thinker = copy.deepcopy(_THINKER) | shared | {"user_token_id": ids["user"]}
     thinker["text_config"]["vocab_size"] = -(-(known + len(marks) + len(VOICES)) // 64) * 64
@@ -236,7 +192,7 @@ def _write_voices(path: Path, first_mark: int, seed: int) -> None:
     try:
         import torch
     except ImportError as error:
-        raise DependencyError("torch is needed to write spk_dict.pt", hint="install torch") from error
+        raise DependencyError(f"torch is needed to write {VOICES_FILE}", hint="install torch") from error
     generator = np.random.Generator(np.random.PCG64(seed))
     shapes = {"cond": (1, _TOKEN2WAV["dit_config"]["enc_emb_dim"]), "ref_mel": (1, 60, _TOKEN2WAV["dit_config"]["mel_dim"])}
     voices: dict[str, dict[str, Any]] = {}

@@ -19,20 +19,15 @@ from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5O
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
 
 from omni_core.errors import RequestError
-from omni_core.modelkit.codec_stage import CodecStage
 from omni_core.modelkit.config_reader import ConfigReader
 from omni_core.modelkit.history import as_tensor
-from omni_core.modelkit.weights import TensorReader
 from omni_core.payload import Payload
-from omni_core.runner import LightChunk, LightModel
+from omni_core.runner import LightChunk
 from omni_core.stage import ResolvedStage
 from omni_models_qwen.qwen2_5_omni.checkpoint import MODEL
 from omni_models_qwen.qwen2_5_omni.flow import denoise
 from omni_models_qwen.qwen2_5_omni.voices import Voice, Voices
-from omni_models_qwen.talking.decoding import decoder_device
-
-SAMPLE_RATE = 24_000
-_PREFIX = "token2wav."
+from omni_models_qwen.talking.decoding import TransformersStage, decoder_device, filled
 
 
 @dataclass
@@ -43,7 +38,7 @@ class Speaking:
     """Where its noise comes from: the request's `seed`, or chance."""
 
 
-class Qwen2_5OmniToken2Wav(LightModel):
+class Qwen2_5OmniToken2Wav(TransformersStage):
     """Decode whole replies.
 
     A payload has `codes` [n, 1], the `voice` they are for, and optionally the `noise` [frames, mels] to start from, where
@@ -54,13 +49,9 @@ class Qwen2_5OmniToken2Wav(LightModel):
         voices: The checkpoint's voices.
     """
 
-    sample_rate = SAMPLE_RATE
-    channels = 1
-
     def __init__(self, model: Any, voices: Voices) -> None:
-        self.model = model
+        super().__init__(model)
         self._voices = voices
-        self._device = torch.device(model.device)
 
     @classmethod
     def load(cls, stage: ResolvedStage) -> Qwen2_5OmniToken2Wav:
@@ -79,17 +70,7 @@ class Qwen2_5OmniToken2Wav(LightModel):
             ConfigError: As `load`.
         """
         again = type(self).load(stage)
-        self.model, self._voices = again.model, again._voices
-
-    def sleep(self) -> None:
-        """Move the weights to the host's memory and give the device's back."""
-        self.model.to("cpu")
-        if self._device.type != "cpu":
-            torch.accelerator.empty_cache()
-
-    def wake(self) -> None:
-        """Move the weights back."""
-        self.model.to(self._device)
+        self.decoder, self._voices = again.decoder, again._voices
 
     def begin(self, request_id: str, sampling: Mapping[str, Any]) -> Speaking:
         """Return the state of a request, with its own source of noise."""
@@ -123,7 +104,7 @@ class Qwen2_5OmniToken2Wav(LightModel):
         if noise is None:
             noise = torch.randn(self._noise_shape(codes), generator=state.generator)
         packed, conditioning, mel, start = (
-            value.to(self._device)
+            value.to(self.decoder.device)
             for value in (torch.from_numpy(codes[None, :, 0]), voice.conditioning, voice.reference_mel, noise[None])
         )
         spectrogram = denoise(self.model.code2wav_dit_model, packed, conditioning, mel, start)
@@ -137,7 +118,7 @@ class Qwen2_5OmniToken2Wav(LightModel):
     def _checked(self, chunk: LightChunk) -> tuple[np.ndarray[Any, Any], Voice, Tensor | None]:
         where, payload = f"request {chunk.request_id}", chunk.payload
         config = self.model.code2wav_dit_model.config
-        codes = CodecStage.checked_codes(chunk, "codes", books=1, size=config.num_embeds)
+        codes = self.checked_codes(chunk, "codes", books=1, size=config.num_embeds)
         most = config.max_position_embeddings // config.repeats
         if len(codes) > most:
             raise RequestError(
@@ -169,8 +150,4 @@ def _load_model(folder: Path, device: str) -> Any:
     raw = ConfigReader.of_folder(folder, MODEL).section("token2wav_config").raw
     with no_init_weights():
         model = Qwen2_5OmniToken2WavModel(Qwen2_5OmniToken2WavConfig(**raw, attn_implementation="sdpa"))
-    reader = TensorReader.of_folder(folder, _PREFIX)
-    tensors = {name: reader.take(name, *value.shape) for name, value in model.state_dict().items()}
-    reader.finish()
-    model.load_state_dict(tensors)
-    return model.to(device, torch.float32).eval()
+    return filled(model, folder, "token2wav.", device=device, dtype=torch.float32)

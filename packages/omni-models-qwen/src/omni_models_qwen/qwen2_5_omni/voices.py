@@ -12,10 +12,7 @@ import torch
 from torch import Tensor
 
 from omni_core.errors import ConfigError
-
-FILE = "spk_dict.pt"
-_DEFAULT = "chelsie"
-"""The reference's; a checkpoint without it speaks with its first voice."""
+from omni_models_qwen.qwen2_5_omni.chat import DEFAULT_VOICE, VOICES_FILE
 
 
 @dataclass(frozen=True)
@@ -45,18 +42,18 @@ class Voices:
         Raises:
             ConfigError: The file is missing, damaged, or holds something else.
         """
-        path = Path(folder) / FILE
+        path = Path(folder) / VOICES_FILE
         hint = "download the whole checkpoint again"
         try:
             found = torch.load(path, map_location="cpu", weights_only=True)
         except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
-            raise ConfigError(f"{FILE} cannot be read: {error}", where=str(path), hint=hint) from error
+            raise ConfigError(f"{VOICES_FILE} cannot be read: {error}", where=str(path), hint=hint) from error
         try:
             voices = {str(name): _voice(str(name), parts) for name, parts in found.items()}
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"{FILE} holds no voices: {error!r}", where=str(path), hint=hint) from error
+            raise ConfigError(f"{VOICES_FILE} holds no voices: {error!r}", where=str(path), hint=hint) from error
         if not voices:
-            raise ConfigError(f"{FILE} holds no voices", where=str(path), hint=hint)
+            raise ConfigError(f"{VOICES_FILE} holds no voices", where=str(path), hint=hint)
         return cls(voices)
 
     @property
@@ -72,7 +69,7 @@ class Voices:
     def find(self, name: str | None) -> Voice | None:
         """Return a voice, for None the one to speak with where none is named; None for a name that is no voice."""
         if name is None:
-            return self._voices.get(_DEFAULT) or next(iter(self._voices.values()))
+            return self._voices.get(DEFAULT_VOICE) or next(iter(self._voices.values()))
         return self._voices.get(name.lower())
 
 

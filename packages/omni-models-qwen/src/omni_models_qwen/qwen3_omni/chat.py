@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from omni_core.chat import ChatTraits
+from omni_core.modelkit.config_reader import ConfigReader
 
 if TYPE_CHECKING:
     from omni_core.model_info import ModelInfo
@@ -13,14 +13,20 @@ if TYPE_CHECKING:
 INPUTS = frozenset({"text", "image", "audio", "video"})
 SAMPLE_RATE = 24_000
 _SAMPLES_PER_FRAME = 1920
-_DEFAULT_VOICE = "ethan"
+DEFAULT_VOICE = "ethan"
+"""The reference's; a checkpoint without it speaks with its first voice."""
 
 
 def chat_traits(model: ModelInfo) -> ChatTraits:
-    """Return the traits of a checkpoint that speaks. Its voices are the talker's `speaker_id`."""
-    talker: Mapping[str, Any] = model.config.get("talker_config") or {}
-    voices = tuple(str(name) for name in talker.get("speaker_id") or ())
-    return ChatTraits(INPUTS, voices, default_voice(voices, _DEFAULT_VOICE), SAMPLE_RATE, samples_per_frame=_SAMPLES_PER_FRAME)
+    """Return the traits of a checkpoint that speaks. Its voices are the talker's `speaker_id`.
+
+    Raises:
+        ConfigError: Its config.json has something else there.
+    """
+    read = ConfigReader(model.config, str(model.path / "config.json"), "Qwen3-Omni")
+    has_talker = model.config.get("talker_config") is not None
+    voices = tuple(read.section("talker_config").ids("speaker_id", {})) if has_talker else ()
+    return ChatTraits(INPUTS, voices, default_voice(voices, DEFAULT_VOICE), SAMPLE_RATE, samples_per_frame=_SAMPLES_PER_FRAME)
 
 
 def silent_traits(model: ModelInfo) -> ChatTraits:

@@ -8,11 +8,10 @@ from pathlib import Path
 
 from omni_core.errors import ConfigError
 from omni_core.modelkit.config_reader import ConfigReader
+from omni_models_qwen.qwen3_omni.chat import DEFAULT_VOICE
 from omni_models_qwen.talking.positions import MediaFacts
 
 _MODEL = "Qwen3-Omni"
-_DEFAULT_VOICE = "ethan"
-"""The reference's; a checkpoint without it speaks with its first voice."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ class Checkpoint:
     def of_reader(cls, read: ConfigReader, folder: str | Path) -> Checkpoint:
         """Return the facts in an already parsed config.json."""
         talker = read.section("talker_config")
-        voices = {str(name).lower(): int(number) for name, number in talker.take("speaker_id", dict).items()}
+        voices = {name.lower(): number for name, number in talker.ids("speaker_id").items()}
         if not voices:
             raise ConfigError("talker_config.speaker_id is empty", where=read.where, hint="give a checkpoint with voices")
         return cls(
@@ -94,7 +93,7 @@ class Checkpoint:
                 think_eos=talker.take("codec_think_eos_id", int),
             ),
             voices=voices,
-            default_voice=_DEFAULT_VOICE if _DEFAULT_VOICE in voices else next(iter(voices)),
+            default_voice=DEFAULT_VOICE if DEFAULT_VOICE in voices else next(iter(voices)),
             accept_hidden_layer=talker.take("accept_hidden_layer", int),
             num_codes=talker.take("num_code_groups", int),
             thinker_width=talker.take("thinker_hidden_size", int),

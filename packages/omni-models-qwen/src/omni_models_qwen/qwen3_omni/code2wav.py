@@ -19,14 +19,12 @@ from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
 
 from omni_core.errors import RequestError
-from omni_core.modelkit.codec_stage import CodecStage, payload_rows
+from omni_core.modelkit.codec_stage import payload_rows
 from omni_core.modelkit.config_reader import ConfigReader
-from omni_core.modelkit.weights import TensorReader
-from omni_core.runner import LightChunk, LightModel
+from omni_core.runner import LightChunk
 from omni_core.stage import ResolvedStage
-from omni_models_qwen.talking.decoding import decoder_device, decoder_dtype, edge_options
+from omni_models_qwen.talking.decoding import TransformersStage, decoder_device, decoder_dtype, edge_options, filled
 
-SAMPLE_RATE = 24_000
 WHOLE_WINDOW = 300
 """Frames of a window where a payload does not say, as in the reference."""
 _CONTEXT = 25
@@ -42,7 +40,7 @@ class Heard:
     """The last frames that were decoded [n, Q], as many as the next window hears again."""
 
 
-class Qwen3OmniCode2Wav(LightModel):
+class Qwen3OmniCode2Wav(TransformersStage):
     """Decode codes window by window, for many requests at once.
 
     A payload has `codes` [n, 16] and, where they were made for streaming, `windows`: how many frames are decoded at a time.
@@ -54,16 +52,13 @@ class Qwen3OmniCode2Wav(LightModel):
         max_batch: Most requests in one step; 0 is no limit of its own.
     """
 
-    sample_rate = SAMPLE_RATE
-    channels = 1
     firsts_first = True
 
     def __init__(self, decoder: Any, *, context: int = _CONTEXT, max_batch: int = 0) -> None:
-        self.decoder = decoder
+        super().__init__(decoder)
         self.max_batch = max_batch
         self._context = max(context, 1)
         self._samples = int(decoder.total_upsample)
-        self._device = decoder.device
 
     @classmethod
     def load(cls, stage: ResolvedStage) -> Qwen3OmniCode2Wav:
@@ -79,27 +74,9 @@ class Qwen3OmniCode2Wav(LightModel):
             max_batch=int(options.get("decode_batch_max_size") or 0),
         )
 
-    def reload(self, stage: ResolvedStage) -> None:
-        """Load the decoder again; what requests remember does not depend on it.
-
-        Raises:
-            ConfigError: As `load`.
-        """
-        self.decoder = type(self).load(stage).decoder
-
-    def sleep(self) -> None:
-        """Move the weights to the host's memory and give the device's back."""
-        self.decoder.to("cpu")
-        if self._device.type != "cpu":
-            torch.accelerator.empty_cache()
-
-    def wake(self) -> None:
-        """Move the weights back."""
-        self.decoder.to(self._device)
-
     def begin(self, request_id: str, sampling: Mapping[str, Any]) -> Heard:
         """Return the state of a request that has made no audio."""
-        return Heard(np.zeros((0, self.decoder.config.num_quantizers), np.int64))
+        return Heard(np.zeros((0, self.model.config.num_quantizers), np.int64))
 
     def group(self, chunk: LightChunk) -> Hashable:
         """Return how many frames a chunk hears again and the sizes of its windows: chunks that agree in them can be stacked."""
@@ -134,8 +111,8 @@ class Qwen3OmniCode2Wav(LightModel):
 
         What a window lacks at its end is the beginning of what the next one adds.
         """
-        packed = torch.from_numpy(codes).to(self._device).transpose(1, 2)
-        wave: Tensor = self.decoder(packed)[:, 0]
+        packed = torch.from_numpy(codes).to(self.decoder.device).transpose(1, 2)
+        wave: Tensor = self.model(packed)[:, 0]
         lacking = codes.shape[1] * self._samples - wave.shape[1]
         begin = heard * self._samples - lacking if heard else 0
         found: np.ndarray[Any, np.dtype[np.float32]] = wave[:, begin:].to("cpu", torch.float32).contiguous().numpy()
@@ -157,16 +134,12 @@ class Qwen3OmniCode2Wav(LightModel):
         return sizes
 
     def _codes(self, chunk: LightChunk) -> Ints:
-        config = self.decoder.config
-        return CodecStage.checked_codes(chunk, "codes", books=config.num_quantizers, size=config.codebook_size)
+        config = self.model.config
+        return self.checked_codes(chunk, "codes", books=config.num_quantizers, size=config.codebook_size)
 
 
 def _load_decoder(folder: Path, dtype: torch.dtype, device: str) -> Any:
     """Return transformers' decoder with a checkpoint's weights."""
     raw = ConfigReader.of_folder(folder, "Qwen3-Omni").section("code2wav_config").raw
     decoder = Qwen3OmniMoeCode2Wav(Qwen3OmniMoeCode2WavConfig(**raw))
-    reader = TensorReader.of_folder(folder, "code2wav.")
-    tensors = {name: reader.take(name, *value.shape) for name, value in decoder.state_dict().items()}
-    reader.finish()
-    decoder.load_state_dict(tensors)
-    return decoder.to(device, dtype).eval()
+    return filled(decoder, folder, "code2wav.", device=device, dtype=dtype)

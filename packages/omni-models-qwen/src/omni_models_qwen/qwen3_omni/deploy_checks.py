@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from omni_core.errors import ConfigError
 from omni_core.stage import ResolvedStage
-from omni_models_qwen.qwen3_tts.stream import check_options
+from omni_models_qwen.qwen3_tts.stream import advise_chunks, check_options
+from omni_models_qwen.talking.options import IN_THE_EDGE, check_known
 
 KEYS = frozenset(
     {
@@ -24,7 +25,7 @@ KEYS = frozenset(
 
 
 def check_stages(stages: Sequence[ResolvedStage]) -> None:
-    """Check the options of every edge.
+    """Check the options of every edge, and that no stage has some.
 
     Raises:
         ConfigError: A key is not known or a value cannot be used (E34); the message names the connector.
@@ -33,9 +34,11 @@ def check_stages(stages: Sequence[ResolvedStage]) -> None:
         for edge in stage.outputs:
             where = f"connectors.{edge.connector}.extra"
             check_options(edge.stream, where, keys=KEYS, model="Qwen3-Omni")
+            advise_chunks(edge.stream, where)
             if edge.stream.get("codec_left_context_frames") == 0:
                 raise ConfigError(
                     "codec_left_context_frames 0 would leave a gap before each window: the end of a frame needs the next one",
                     where=where,
                     hint="set it to at least 1; 25 is usual",
                 )
+        check_known(stage, (), f"pipeline {stage.pipeline!r}", beside=IN_THE_EDGE)

@@ -6,16 +6,10 @@ asked for, and the rows of every position so far. Later ones hold the `rows` of 
 
 from __future__ import annotations
 
-from typing import Any
-
 from omni_core.engine.edge import join_outputs
 from omni_core.payload import Payload
 from omni_core.runner import Handoff, StageOutput
-
-EMBEDS = "thinker_embeds"
-"""Name of the rows that the thinker's first layer reads."""
-HIDDEN = "thinker_hidden"
-"""Name of the hidden states of the layer that the talker accepts."""
+from omni_models_qwen.talking.thinker_states import EMBEDS, HIDDEN, prompt_facts
 
 
 def thinker2talker_async_chunk(handoff: Handoff, output: StageOutput) -> Payload | None:
@@ -37,6 +31,4 @@ def thinker2talker_async_chunk(handoff: Handoff, output: StageOutput) -> Payload
 
 def thinker2talker(handoff: Handoff, output: StageOutput) -> Payload:
     """Return all of a reply: prompt and rows."""
-    payload: dict[str, Any] = {name: output.tensors[name] for name in (EMBEDS, HIDDEN)}
-    payload |= {name: handoff.inputs[name] for name in ("prompt_token_ids", "mm", "voice") if name in handoff.inputs}
-    return payload
+    return {**prompt_facts(handoff.inputs), **{name: output.tensors[name] for name in (EMBEDS, HIDDEN)}}

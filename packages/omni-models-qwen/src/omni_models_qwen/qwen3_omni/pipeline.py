@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from omni_core.capabilities import DuplexCapabilities
-from omni_core.pipeline import ExecutionType, PipelineConfig, StagePipelineConfig
+from omni_core.pipeline import PipelineConfig
+from omni_models_qwen.talking import stages
 
 _HERE = "omni_models_qwen.qwen3_omni"
 _CODEC_END = 2150
@@ -28,46 +30,26 @@ QWEN3_OMNI_MOE = PipelineConfig(
         ("completions", "Qwen3-Omni answers conversations: its prompt is made of turns; use /v1/chat/completions"),
     ),
     stages=(
-        StagePipelineConfig(
-            stage_id=0,
-            model_stage="thinker",
-            final_output=True,
-            final_output_type="text",
-            owns_tokenizer=True,
-            requires_multimodal_data=True,
-            engine_output_type="latent",
+        replace(
+            stages.THINKER,
             custom_process_next_stage_input_func=f"{_HERE}.handoff:thinker2talker",
             async_chunk_process_next_stage_input_func=f"{_HERE}.handoff:thinker2talker_async_chunk",
-            sampling_constraints={"detokenize": True},
             supports_native_mrv2_data_plane=True,
         ),
-        StagePipelineConfig(
-            stage_id=1,
-            model_stage="talker",
+        replace(
+            stages.TALKER,
             model_arch="Qwen3OmniMoeTalkerForConditionalGeneration",
-            hf_config_name="talker_config",
-            input_sources=(0,),
-            engine_output_type="latent",
             custom_process_input_func=f"{_HERE}.talker_input:TalkerInput",
             custom_process_next_stage_input_func=f"{_HERE}.windows:talker2code2wav",
             async_chunk_process_next_stage_input_func=f"{_HERE}.windows:talker2code2wav_async_chunk",
             sampling_constraints={"detokenize": False, "stop_token_ids": [_CODEC_END]},
             supports_native_mrv2_data_plane=True,
-            requires_full_payload_input=True,
         ),
-        StagePipelineConfig(
-            stage_id=2,
-            model_stage="code2wav",
-            execution_type=ExecutionType.LLM_GENERATION,
+        replace(
+            stages.CODE2WAV,
             model_arch="Qwen3OmniMoeCode2Wav",
             hf_config_name="code2wav_config",
-            input_sources=(1,),
-            final_output=True,
-            final_output_type="audio",
-            engine_output_type="audio",
-            sampling_constraints={"detokenize": True},
             supports_native_mrv2_data_plane=True,
-            requires_full_payload_input=True,
         ),
     ),
 )
@@ -78,18 +60,7 @@ QWEN3_OMNI_MOE_THINKER_ONLY = PipelineConfig(
     model_arch=THINKER,
     default_deploy_config_name="qwen3_omni_moe_thinking.yaml",
     chat=f"{_HERE}.chat:silent_traits",
-    stages=(
-        StagePipelineConfig(
-            stage_id=0,
-            model_stage="thinker",
-            final_output=True,
-            final_output_type="text",
-            owns_tokenizer=True,
-            requires_multimodal_data=True,
-            engine_output_type="text",
-            sampling_constraints={"detokenize": True},
-        ),
-    ),
+    stages=(stages.alone(QWEN3_OMNI_MOE.stages[0], engine_output_type="text"),),
 )
 """Text only: for checkpoints without a talker, and for others with `pipeline: qwen3_omni_moe_thinker_only`."""
 

@@ -18,8 +18,8 @@ from omni_core.modelkit.history import NO_CODE, as_tensor
 from omni_core.payload import Payload
 from omni_core.runner import EngineInput
 from omni_models_qwen.qwen3_omni.checkpoint import Checkpoint
-from omni_models_qwen.qwen3_omni.handoff import EMBEDS, HIDDEN
 from omni_models_qwen.talking.positions import prompt_positions
+from omni_models_qwen.talking.thinker_states import EMBEDS, HIDDEN
 
 if TYPE_CHECKING:
     from omni_core.stage import ResolvedStage

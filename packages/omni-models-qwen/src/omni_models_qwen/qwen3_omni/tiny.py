@@ -7,7 +7,6 @@ audio, images and voices change the answer. Needs neither torch nor transformers
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,8 @@ from omni_core.errors import ConfigError
 from omni_core.modelkit.tiny_tokenizer import write_tokenizer
 from omni_core.modelkit.tiny_weights import write_tensors
 from omni_models_qwen.qwen3_omni.tiny_layout import codec_tensors, talker_tensors, thinker_tensors
+from omni_models_qwen.talking.tiny_chat import media_ids, processor, text_ends, tokenizer_fields, write_settings
+from omni_models_qwen.talking.tiny_parts import CODEC
 
 VARIANTS = ("instruct", "thinking")
 """With a talker, and without."""
@@ -48,22 +49,6 @@ _SPECIAL = (
     "<tts_text_eod>",
     "<|audio_pad|>",
 )
-
-_TEMPLATE = """\
-{%- for message in messages -%}
-<|im_start|>{{ message.role }}
-{% if message.content is string %}{{ message.content }}{% else %}
-{%- for part in message.content -%}
-{%- if 'audio' in part.type -%}<|audio_start|><|audio_pad|><|audio_end|>
-{%- elif 'image' in part.type -%}<|vision_start|><|image_pad|><|vision_end|>
-{%- elif 'video' in part.type -%}<|vision_start|><|video_pad|><|vision_end|>
-{%- else -%}{{ part.text }}{%- endif -%}
-{%- endfor -%}
-{%- endif -%}<|im_end|>
-{% endfor -%}
-{%- if add_generation_prompt -%}<|im_start|>assistant
-{% endif -%}
-"""
 
 _ATTENTION = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
 """vLLM's attention on a CPU takes no head narrower than 32."""
@@ -156,22 +141,7 @@ _TALKER: dict[str, Any] = {
     },
 }
 
-_CODE2WAV: dict[str, Any] = {
-    "codebook_size": 2048,
-    "hidden_size": 32,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_quantizers": 16,
-    "sliding_window": 72,
-    "upsample_rates": [8, 5, 4, 3],
-    "upsampling_ratios": [2, 2],
-    "decoder_dim": 64,
-    "max_position_embeddings": 8000,
-    "rms_norm_eps": 1e-05,
-    "rope_theta": 10000,
-}
+_CODE2WAV: dict[str, Any] = {**CODEC, "rms_norm_eps": 1e-05}
 
 _GENERATION = {
     "do_sample": True,
@@ -181,30 +151,6 @@ _GENERATION = {
     "talker_top_p": 1.0,
     "talker_temperature": 0.9,
     "talker_repetition_penalty": 1.05,
-}
-
-_PROCESSOR = {
-    "feature_extractor_type": "WhisperFeatureExtractor",
-    "image_processor_type": "Qwen2VLImageProcessor",
-    "processor_class": "Qwen3OmniMoeProcessor",
-    "chunk_length": 300,
-    "feature_size": 128,
-    "hop_length": 160,
-    "n_fft": 400,
-    "n_samples": 4800000,
-    "nb_max_frames": 30000,
-    "padding_side": "right",
-    "padding_value": 0.0,
-    "dither": 0.0,
-    "return_attention_mask": True,
-    "sampling_rate": 16000,
-    "image_mean": [0.5, 0.5, 0.5],
-    "image_std": [0.5, 0.5, 0.5],
-    "min_pixels": 3136,
-    "max_pixels": 12845056,
-    "merge_size": 2,
-    "patch_size": 16,
-    "temporal_patch_size": 2,
 }
 
 
@@ -224,34 +170,24 @@ def build_tiny(folder: Path, variant: str, seed: int) -> None:
             f"there is no tiny Qwen3-Omni variant {variant!r}", where="--variant", hint=f"choose one of {', '.join(VARIANTS)}"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    fields = {**_MARKS, "extra_special_tokens": _MARKS}
-    ids = write_tokenizer(folder, _SPECIAL, "Qwen2Tokenizer", fields)
+    ids = write_tokenizer(folder, _SPECIAL, "Qwen2Tokenizer", tokenizer_fields(_MARKS))
     config = _config(ids, speaks=variant == "instruct")
     tensors = thinker_tensors(config["thinker_config"], ids["<|im_end|>"])
-    generation: dict[str, Any] = {**_GENERATION, "bos_token_id": ids["<|endoftext|>"], "pad_token_id": ids["<|endoftext|>"]}
-    generation["eos_token_id"] = [ids["<|im_end|>"], ids["<|endoftext|>"]]
     if config["enable_audio_output"]:
         tensors |= talker_tensors(config["talker_config"]) | codec_tensors(config["code2wav_config"])
-    _write_json(folder / "config.json", config)
-    _write_json(folder / "generation_config.json", generation)
-    _write_json(folder / "preprocessor_config.json", _PROCESSOR)
-    (folder / "chat_template.jinja").write_text(_TEMPLATE, encoding="utf-8")
+    write_settings(
+        folder,
+        _MARKS,
+        config=config,
+        generation={**_GENERATION, **text_ends(ids)},
+        processor=processor("Qwen3OmniMoeProcessor", patch_size=16, image_mean=[0.5] * 3, image_std=[0.5] * 3),
+    )
     write_tensors(folder / "model.safetensors", tensors, seed=seed, dtype="BF16")
 
 
 def _config(ids: Mapping[str, int], *, speaks: bool) -> dict[str, Any]:
     """Return config.json for a tokenizer with these ids; the vocabulary is rounded up as in the real checkpoints."""
-    shared = {
-        "audio_token_id": ids["<|audio_pad|>"],
-        "image_token_id": ids["<|image_pad|>"],
-        "video_token_id": ids["<|video_pad|>"],
-        "audio_start_token_id": ids["<|audio_start|>"],
-        "audio_end_token_id": ids["<|audio_end|>"],
-        "vision_start_token_id": ids["<|vision_start|>"],
-        "vision_end_token_id": ids["<|vision_end|>"],
-        "position_id_per_seconds": 13,
-        "seconds_per_chunk": 2,
-    }
+    shared = media_ids(_MARKS, ids, kind="id", positions_per_second=13)
     thinker = copy.deepcopy(_THINKER) | shared | {"user_token_id": ids["user"]}
     thinker["text_config"]["vocab_size"] = -(-(max(ids.values()) + 1) // 64) * 64
     config = {
@@ -270,7 +206,3 @@ def _config(ids: Mapping[str, int], *, speaks: bool) -> dict[str, Any]:
         "thinker_config": thinker,
     }
     return config | ({"talker_config": _TALKER | shared, "code2wav_config": _CODE2WAV} if speaks else {})
-
-
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")

@@ -84,9 +84,13 @@ class Checkpoint:
         if variant not in TASKS:
             known = ", ".join(TASKS)
             raise ConfigError(f"tts_model_type {variant!r} is not known", where=read.where, hint=f"known are {known}")
-        speaker = read.raw.get("speaker_encoder_config")
         hidden = talker.take("hidden_size", int)
-        dialects = talker.optional("spk_is_dialect", dict, {})
+        languages = {name.lower(): i for name, i in talker.ids("codec_language_id").items()}
+        given = talker.optional("spk_is_dialect", dict, {})
+        dialects = {name.lower(): dialect for name, dialect in given.items() if dialect}
+        if unknown := set(dialects.values()) - set(languages):
+            what = f"talker_config.spk_is_dialect names {sorted(map(str, unknown))}, which codec_language_id lacks"
+            raise ConfigError(what, where=read.where, hint=f"give an unchanged {_MODEL} checkpoint")
         return cls(
             folder=Path(folder),
             task=TASKS[variant],
@@ -102,10 +106,10 @@ class Checkpoint:
             codebook_size=predictor.take("vocab_size", int),
             num_codes=talker.take("num_code_groups", int),
             hidden_size=hidden,
-            languages={name.lower(): i for name, i in talker.take("codec_language_id", dict).items()},
-            voices=dict(talker.optional("spk_id", dict, {})),
-            dialects={name.lower(): dialect for name, dialect in dialects.items() if dialect},
-            speaker_width=int(speaker.get("enc_dim", hidden)) if isinstance(speaker, Mapping) else None,
+            languages=languages,
+            voices=talker.ids("spk_id", {}),
+            dialects=dialects,
+            speaker_width=_speaker_width(read, hidden),
         )
 
     @property
@@ -129,3 +133,17 @@ class Checkpoint:
     def voice_id(self, voice: str) -> int:
         """Return the codec id of a voice, matched without case."""
         return next(i for name, i in self.voices.items() if name.lower() == voice.lower())
+
+
+def _speaker_width(read: ConfigReader, hidden: int) -> int | None:
+    """Return the width of speaker embeddings, which are added to the talker's rows; None without a speaker encoder."""
+    if read.raw.get("speaker_encoder_config") is None:
+        return None
+    width: int = read.section("speaker_encoder_config").optional("enc_dim", int, hidden)
+    if width != hidden:
+        raise ConfigError(
+            f"speaker_encoder_config.enc_dim is {width}, but the talker's rows have {hidden} values",
+            where=read.where,
+            hint=f"give an unchanged {_MODEL} checkpoint",
+        )
+    return width

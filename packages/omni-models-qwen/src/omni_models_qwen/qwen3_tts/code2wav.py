@@ -17,9 +17,9 @@ from omni_core.runner import LightChunk
 from omni_core.stage import ResolvedStage
 from omni_models_qwen.qwen3_tts.codec_decoder import CodecDecoder
 from omni_models_qwen.qwen3_tts.codec_flow import CodecState
+from omni_models_qwen.qwen3_tts.pipeline import CODEC_FOLDER
 from omni_models_qwen.talking.decoding import decoder_device, decoder_dtype, edge_options
-
-CODEC_FOLDER = "speech_tokenizer"
+from omni_models_qwen.talking.options import own_options
 
 
 class Qwen3TTSCode2Wav(CodecStage):
@@ -52,11 +52,10 @@ class Qwen3TTSCode2Wav(CodecStage):
         """
         folder = Path(stage.model) / (stage.topology.model_subdir or CODEC_FOLDER)
         options = edge_options(stage)
-        own = stage.engine_args.get("additional_config") or {}
         return cls(
             CodecDecoder.load(folder, dtype=decoder_dtype(stage), device=decoder_device(stage)),
             max_batch=int(options.get("decode_batch_max_size") or 0),
-            firsts_first=bool(own.get("talker_stream_first_audio", True)),
+            firsts_first=bool(own_options(stage).get("talker_stream_first_audio", True)),
         )
 
     def reload(self, stage: ResolvedStage) -> None:

@@ -66,8 +66,8 @@ class CodecDecoderConfig:
             num_key_value_heads=_number(decoder, "num_key_value_heads", where, heads),
             head_dim=_number(decoder, "head_dim", where, hidden // heads),
             sliding_window=_number(decoder, "sliding_window", where, 72),
-            rope_theta=float(decoder.get("rope_theta", 10000.0)),
-            rms_norm_eps=float(decoder.get("rms_norm_eps", 1e-5)),
+            rope_theta=_real(decoder, "rope_theta", where, 10000.0),
+            rms_norm_eps=_real(decoder, "rms_norm_eps", where, 1e-5),
             upsampling_ratios=_numbers(decoder, "upsampling_ratios", where),
             upsample_rates=_numbers(decoder, "upsample_rates", where),
             decoder_dim=_number(decoder, "decoder_dim", where),
@@ -93,6 +93,13 @@ def _number(raw: Mapping[str, Any], key: str, where: str, default: int | None = 
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
         raise ConfigError(f"{key} must be a positive whole number, not {value!r}", where=where, hint=_HINT)
     return value
+
+
+def _real(raw: Mapping[str, Any], key: str, where: str, default: float) -> float:
+    value = default if raw.get(key) is None else raw[key]
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < math.inf:
+        raise ConfigError(f"{key} must be a positive number, not {value!r}", where=where, hint=_HINT)
+    return float(value)
 
 
 def _numbers(raw: Mapping[str, Any], key: str, where: str) -> tuple[int, ...]:

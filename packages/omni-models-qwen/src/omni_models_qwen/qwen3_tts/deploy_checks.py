@@ -5,11 +5,9 @@ Options of the single-stage pipeline are in `additional_config` of its stage, th
 
 from __future__ import annotations
 
-import difflib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from omni_core import envs
 from omni_core.deploy.notes import warn
@@ -17,19 +15,19 @@ from omni_core.errors import ConfigError
 from omni_core.runner import RunnerEntry
 from omni_core.stage import ResolvedEdge, ResolvedStage
 from omni_models_qwen.qwen3_tts.pipeline import QWEN3_TTS, QWEN3_TTS_FUSED
-from omni_models_qwen.qwen3_tts.stream import ADAPTIVE_KEYS, KEYS, WITHOUT_EFFECT, check_edges, ramp_sizes
+from omni_models_qwen.qwen3_tts.stream import ALWAYS, KEYS, WITHOUT_EFFECT, advise_chunks, check_edges
+from omni_models_qwen.talking.options import IN_THE_EDGE, check_known, own_options, place_of
 
 logger = logging.getLogger(__name__)
 
 _DECODE = "talker_stream_decode"
 _STREAM_FIRST = "talker_stream_first_audio"
 _TALKER_FIRST = "talker_first_audio"
-_SWITCHES = (_DECODE, _STREAM_FIRST, "code_predictor_kv_cache", "code_predictor_fused_sampling", "code_predictor_fused")
+_ALWAYS_SO = ("code_predictor_kv_cache", "code_predictor_fused_sampling", "code_predictor_fused")
+_SWITCHES = (_DECODE, _STREAM_FIRST, *_ALWAYS_SO)
 _NUMBERS = ("ref_code_context_frames", "ref_audio_artifact_cache_max_entries")
 FUSED_OPTIONS = frozenset((*_SWITCHES, *_NUMBERS))
 """Options of the single-stage pipeline (TT-05)."""
-_FAMILIES = ("talker_", "code_predictor_", "ref_code_", "codec_", "decode_")
-"""How names of our options begin. Other keys of `additional_config` belong to vLLM's platforms."""
 
 
 def check_stages(stages: Sequence[ResolvedStage]) -> None:
@@ -64,6 +62,7 @@ def obstacles(stage: ResolvedStage) -> list[str]:
         f"the platform is {stage.platform}, not cuda": stage.platform != "cuda" and not anywhere,
         f"model_runner is {stage.model_runner}, not v2": stage.model_runner != "v2" and not anywhere,
         "async_chunk is off": not stage.async_chunk,
+        "codec_streaming is off": any(edge.stream.get("codec_streaming") is False for edge in stage.outputs),
         **{f"{name} is {size}, not 1": size != 1 for name, size in sizes.items()},
         f"distributed_executor_backend is {executor}, not uni": executor != "uni",
         "enable_prefix_caching is not false": given.get("enable_prefix_caching") is not False,
@@ -72,10 +71,10 @@ def obstacles(stage: ResolvedStage) -> list[str]:
 
 
 def _check_fused(stage: ResolvedStage) -> None:
-    if not _own(stage).get(_DECODE):
+    if not own_options(stage).get(_DECODE):
         raise ConfigError(
             f"pipeline {stage.pipeline!r} makes audio in stage {stage.name}, which needs {_DECODE}: true",
-            where=_place(stage, f"additional_config.{_DECODE}"),
+            where=place_of(stage, _DECODE),
             hint="base the deploy file on qwen3_tts_fused_single_gpu.yaml",
             param="additional_config",
         )
@@ -89,40 +88,39 @@ def _check_fused(stage: ResolvedStage) -> None:
 
 def _check_options(stage: ResolvedStage) -> None:
     """Check the options of the single stage; keys that are not ours are left to vLLM."""
-    for key, value in _own(stage).items():
-        where = _place(stage, f"additional_config.{key}")
-        if key not in FUSED_OPTIONS:
-            if key.startswith(_FAMILIES):
-                raise _foreign(stage, key, where)
-        elif key in _SWITCHES and not isinstance(value, bool):
-            raise ConfigError(f"{key} must be true or false, not {value!r}", where=where, param=key)
-        elif key in _NUMBERS and not (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
-            raise ConfigError(f"{key} must be a whole number of at least 0, not {value!r}", where=where, param=key)
-
-
-def _foreign(stage: ResolvedStage, key: str, where: str) -> ConfigError:
-    if key == _TALKER_FIRST:
-        together = f" and cannot go together with {_STREAM_FIRST}" if _own(stage).get(_STREAM_FIRST) else ""
-        text = f"{key} needs the two stages of another pipeline{together}"
-        return ConfigError(text, where=where, hint=f"remove it; {_STREAM_FIRST} is what {stage.pipeline!r} has", param=key)
-    near = difflib.get_close_matches(key, FUSED_OPTIONS, 1)
-    hint = f"did you mean {near[0]}?" if near else f"the options are {', '.join(sorted(FUSED_OPTIONS))}"
-    return ConfigError(f"{key!r} is not an option of pipeline {stage.pipeline!r}", where=where, hint=hint, param=key)
+    own = own_options(stage)
+    if _TALKER_FIRST in own:
+        together = f" and cannot go together with {_STREAM_FIRST}" if own.get(_STREAM_FIRST) else ""
+        raise ConfigError(
+            f"{_TALKER_FIRST} needs the two stages of another pipeline{together}",
+            where=place_of(stage, _TALKER_FIRST),
+            hint=f"remove it; {_STREAM_FIRST} is what {stage.pipeline!r} has",
+            param=_TALKER_FIRST,
+        )
+    check_known(stage, FUSED_OPTIONS, f"pipeline {stage.pipeline!r}")
+    for key, value in own.items():
+        if key in _SWITCHES and not isinstance(value, bool):
+            raise ConfigError(f"{key} must be true or false, not {value!r}", where=place_of(stage, key), param=key)
+        if key in _NUMBERS and not (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
+            what = f"{key} must be a whole number of at least 0, not {value!r}"
+            raise ConfigError(what, where=place_of(stage, key), param=key)
+    if idle := [key for key in _ALWAYS_SO if own.get(key) is False]:
+        logger.info("stage %s: without effect here: %s (%s)", stage.name, ", ".join(idle), ALWAYS)
 
 
 def _check_two_stages(stage: ResolvedStage) -> None:
-    own = _own(stage)
+    own = own_options(stage)
     first_audio = any(edge.stream.get(_TALKER_FIRST) for edge in stage.outputs)
     if first_audio and own.get(_STREAM_FIRST):
         raise ConfigError(
             f"stage {stage.name} has both {_STREAM_FIRST} and, in its connector, {_TALKER_FIRST}; only one can deliver the "
             "first frame",
-            where=_place(stage, f"additional_config.{_STREAM_FIRST}"),
+            where=place_of(stage, _STREAM_FIRST),
             hint=f"remove {_STREAM_FIRST}, which belongs to the single-stage pipeline",
             param=_STREAM_FIRST,
         )
     for key in own:
-        where = _place(stage, f"additional_config.{key}")
+        where = place_of(stage, key)
         if key in FUSED_OPTIONS - KEYS and own[key] is not False:
             raise ConfigError(
                 f"{key} is for the single-stage pipeline; stage {stage.name} of {stage.pipeline!r} makes codes for Code2Wav",
@@ -137,6 +135,7 @@ def _check_two_stages(stage: ResolvedStage) -> None:
                 hint="write it under connectors.NAME.extra",
                 param=key,
             )
+    check_known(stage, FUSED_OPTIONS | KEYS, f"pipeline {stage.pipeline!r}", beside=IN_THE_EDGE)
 
 
 def _advise(edge: ResolvedEdge) -> None:
@@ -148,25 +147,9 @@ def _advise(edge: ResolvedEdge) -> None:
             f"{where}: decode_batch_max_size is {largest}, but the largest of decode_cudagraph_batch_sizes is {max(sizes)}: "
             "set them alike"
         )
-    _advise_chunks(stream, where)
+    advise_chunks(stream, where)
     if idle := [f"{key} ({WITHOUT_EFFECT[key]})" for key in stream if key in WITHOUT_EFFECT]:
         logger.info("%s: without effect here: %s", where, "; ".join(idle))
-
-
-def _advise_chunks(stream: Mapping[str, Any], where: str) -> None:
-    steady = int(stream.get("codec_chunk_frames", 25))
-    for key in ("initial_codec_chunk_frames", "codec_chunk_min_frames"):
-        if (size := stream.get(key) or 0) > steady:
-            warn(f"{where}: {key} {size} is cut to codec_chunk_frames {steady}")
-    ramp = ramp_sizes(stream.get("codec_chunk_ramp"))
-    if stream.get("codec_chunk_adaptive"):
-        if ramp:
-            warn(f"{where}: codec_chunk_ramp has no effect, because codec_chunk_adaptive beats it")
-        return
-    if ramp and ramp[-1] != steady:
-        warn(f"{where}: codec_chunk_ramp ends with {ramp[-1]}, but goes on with codec_chunk_frames {steady}")
-    if idle := [key for key in ADAPTIVE_KEYS if key in stream]:
-        warn(f"{where}: {', '.join(idle)} without codec_chunk_adaptive: true changes nothing")
 
 
 def _report_first_audio(stage: ResolvedStage, edge: ResolvedEdge) -> None:
@@ -189,12 +172,3 @@ def talker_runner(stage: ResolvedStage) -> RunnerEntry | None:
     if stage.pipeline == QWEN3_TTS.model_type and wanted and not obstacles(stage):
         return replace(AR, name="qwen3-tts-first", target="omni_models_qwen.qwen3_tts.talker_runners:FirstAudioRunner")
     return None
-
-
-def _own(stage: ResolvedStage) -> Mapping[str, Any]:
-    return stage.engine_args.get("additional_config") or {}
-
-
-def _place(stage: ResolvedStage, name: str) -> str:
-    source = stage.sources.get(name) or stage.sources.get("additional_config")
-    return source.place if source is not None and source.place else f"stage {stage.name}"

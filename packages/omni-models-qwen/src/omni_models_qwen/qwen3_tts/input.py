@@ -22,6 +22,7 @@ from omni_models_qwen.qwen3_tts.prompt import (
     reference_text,
 )
 from omni_models_qwen.qwen3_tts.speech import codec_facts
+from omni_models_qwen.talking.options import own_options
 
 if TYPE_CHECKING:
     from omni_core.stage import ResolvedStage
@@ -39,7 +40,7 @@ class Qwen3TTSInput:
         self._tokenizer = TextTokenizer.load(stage.model)
         facts = codec_facts(self._checkpoint)
         self._frame_s = facts["decode_upsample_rate"] / facts["output_sample_rate"]
-        options = stage.outputs[0].stream if stage.outputs else stage.engine_args.get("additional_config") or {}
+        options = stage.outputs[0].stream if stage.outputs else own_options(stage)
         self._voices: BoundedCache[ReferenceVoice] = BoundedCache(
             int(options.get("ref_audio_artifact_cache_max_entries", _CACHE_ENTRIES))
         )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from omni_core.pipeline import ExecutionType, PipelineConfig, StagePipelineConfig
 
 _HERE = "omni_models_qwen.qwen3_tts"
+CODEC_FOLDER = "speech_tokenizer"
+"""Where the codec is inside a checkpoint."""
 
 QWEN3_TTS = PipelineConfig(
     model_type="qwen3_tts",
@@ -39,7 +41,7 @@ QWEN3_TTS = PipelineConfig(
             sampling_constraints={"detokenize": True},
             supports_native_mrv2_data_plane=True,
             requires_full_payload_input=True,
-            model_subdir="speech_tokenizer",
+            model_subdir=CODEC_FOLDER,
         ),
     ),
 )

@@ -13,9 +13,8 @@ from omni_core.errors import ConfigError
 from omni_core.modelkit.config_reader import read_json
 from omni_core.modelkit.reference import check_samples, resample
 from omni_models_qwen.qwen3_tts.codec_encoder import CodecEncoder
+from omni_models_qwen.qwen3_tts.pipeline import CODEC_FOLDER
 from omni_models_qwen.qwen3_tts.speaker_encoder import SpeakerEncoder
-
-CODEC_FOLDER = "speech_tokenizer"
 
 
 @dataclass(frozen=True)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import math
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from omni_core.errors import RequestError
+from omni_core.errors import ConfigError, RequestError
+from omni_core.modelkit.config_reader import read_json
 from omni_core.speech import PreparedSpeech, SpeechAdapter, SpeechPrompt, SpeechTraits
 from omni_core.speech_checks import check_fields, check_instructions, check_reference, check_text, limits, whole_number
 from omni_models_qwen.qwen3_tts.checkpoint import Checkpoint
-from omni_models_qwen.qwen3_tts.pipeline import QWEN3_TTS
+from omni_models_qwen.qwen3_tts.pipeline import CODEC_FOLDER, QWEN3_TTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -174,22 +173,31 @@ class Qwen3TTSSpeech(SpeechAdapter):
                 param="x_vector_only_mode",
                 hint="leave it out",
             )
-        values = prompt.speaker_embedding or ()
         width = self.checkpoint.speaker_width or self.checkpoint.hidden_size
-        if len(values) != width or not all(map(math.isfinite, values)):
+        values = _numbers(prompt.speaker_embedding)
+        if values.shape != (width,) or not np.isfinite(values).all():
             raise RequestError(
-                f"the speaker embedding must be {width} finite numbers, not {len(values)} values",
+                f"the speaker embedding must be {width} finite numbers that float32 can hold, not {values.size} values",
                 param="speaker_embedding",
                 hint="use an embedding made with this model",
             )
-        return {"speaker_embedding": np.asarray(values, dtype=np.float32)}
+        return {"speaker_embedding": values}
+
+
+def _numbers(values: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Return values as the talker takes them, none where they are no numbers; what is too large becomes infinite."""
+    try:
+        with np.errstate(over="ignore"):
+            return np.asarray(values, dtype=np.float32)
+    except (TypeError, ValueError, OverflowError):
+        return np.zeros(0, np.float32)
 
 
 def codec_facts(checkpoint: Checkpoint) -> dict[str, int]:
-    """Return rate and hop of the codec; the published values where its config is not there (its stage then reports that)."""
+    """Return rate and hop of the codec; the published values for what its config does not say (its stage then reports that)."""
     facts = {"output_sample_rate": _SAMPLE_RATE, "decode_upsample_rate": _SAMPLES_PER_FRAME}
     try:
-        raw = json.loads((checkpoint.folder / "speech_tokenizer" / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        raw = read_json(checkpoint.folder / CODEC_FOLDER / "config.json")
+    except ConfigError:
         return facts
-    return {name: int(raw.get(name, value)) for name, value in facts.items()}
+    return {name: found if type(found := raw.get(name)) is int and found > 0 else value for name, value in facts.items()}

@@ -51,7 +51,8 @@ ADAPTIVE_KEYS = (
 KEYS = frozenset((*_NUMBERS, *_SWITCHES, *_SIZES, "codec_chunk_ramp", "connector_get_sleep_s"))
 _POLLING = "chunks are announced as they come, so nothing polls for them"
 _NO_GRAPHS = "the codec runs without captured graphs"
-_ALWAYS = "the code predictor always works so"
+ALWAYS = "the code predictor always works so"
+"""Why switches of the code predictor change nothing."""
 WITHOUT_EFFECT: Mapping[str, str] = {
     "connector_get_sleep_s": _POLLING,
     "connector_get_max_wait_first_chunk": _POLLING,
@@ -61,8 +62,8 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "code_predictor_prefix_graphs": "the code predictor keeps its keys and values and never reads a prefix again",
     "code_predictor_prefix_graph_buckets": "there are no prefix graphs",
     "code_predictor_prefix_graph_seq_lens": "there are no prefix graphs",
-    "code_predictor_kv_cache": _ALWAYS,
-    "code_predictor_fused_sampling": _ALWAYS,
+    "code_predictor_kv_cache": ALWAYS,
+    "code_predictor_fused_sampling": ALWAYS,
     "codec_time_major": "the codec has one layout",
 }
 """Options that deploy files of other servers have and that change nothing here, and why. They are accepted and said once."""
@@ -126,6 +127,23 @@ def check_options(options: Mapping[str, Any], where: str, *, keys: Collection[st
             raise ConfigError(f"{key} must be a number of at least 0, not {value!r}", where=where)
         if key == "codec_chunk_ramp" and value is not None and ramp_sizes(value) is None:
             warn(f"{where}: codec_chunk_ramp is off: {value!r} is not at least {MIN_RAMP} whole numbers above 0")
+
+
+def advise_chunks(stream: Mapping[str, Any], where: str) -> None:
+    """Warn about sizes of payloads that fit each other badly (TT-15); `where` is what messages call their place."""
+    steady = int(stream.get("codec_chunk_frames", 25))
+    for key in ("initial_codec_chunk_frames", "codec_chunk_min_frames"):
+        if (size := stream.get(key) or 0) > steady:
+            warn(f"{where}: {key} {size} is cut to codec_chunk_frames {steady}")
+    ramp = ramp_sizes(stream.get("codec_chunk_ramp"))
+    if stream.get("codec_chunk_adaptive"):
+        if ramp:
+            warn(f"{where}: codec_chunk_ramp has no effect, because codec_chunk_adaptive beats it")
+        return
+    if ramp and ramp[-1] != steady:
+        warn(f"{where}: codec_chunk_ramp ends with {ramp[-1]}, but goes on with codec_chunk_frames {steady}")
+    if idle := [key for key in ADAPTIVE_KEYS if key in stream]:
+        warn(f"{where}: {', '.join(idle)} without codec_chunk_adaptive: true changes nothing")
 
 
 def _check_sizes(key: str, sizes: Any, where: str) -> None:

@@ -22,10 +22,10 @@ from omni_core.payload import Payload
 from omni_models_qwen.qwen3_tts.checkpoint import Checkpoint
 from omni_models_qwen.qwen3_tts.history import VoicedHistory
 from omni_models_qwen.qwen3_tts.talker_weights import TalkerWeights
-from omni_models_qwen.talking.frame_talker import FrameTalker, ResizeMlp
+from omni_models_qwen.talking.frame_talker import QwenFrameTalker, ResizeMlp
 
 
-class Qwen3TTSTalker(FrameTalker, SupportsLoRA):
+class Qwen3TTSTalker(QwenFrameTalker, SupportsLoRA):
     """Make frames of 16 codes from text."""
 
     mtp_sampling_params = MtpSampling(do_sample=True, temperature=0.9, top_k=50, top_p=1.0)
@@ -72,14 +72,14 @@ class Qwen3TTSTalker(FrameTalker, SupportsLoRA):
     def omni_embed(self, slots: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
         """Return the rows at these positions [T, H]."""
         history = self.history
-        codes = history.codes[slots, positions]
+        codes = history.codes_at(slots, positions)
         rows = self.omni_condition(slots, positions) + self.embed_frames(codes)
         at_speaker = (positions == history.speaker_row[slots])[:, None]
         return rows + torch.where(at_speaker, history.speaker[slots].to(rows.dtype), 0)
 
     def omni_condition(self, slots: Tensor, positions: Tensor) -> Tensor:
         """Return the text side of the rows at these positions [B, H]."""
-        ids = self.history.text_ids[slots, positions]
+        ids = self.history.text_at(slots, positions)
         if not self._markers.is_known:
             self._markers.keep(self._project, ids.device)
         return self._markers.rows(ids, self._project)

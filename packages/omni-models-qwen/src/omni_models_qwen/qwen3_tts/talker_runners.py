@@ -20,6 +20,7 @@ from omni_core.payload import Payload
 from omni_core.runner import Handoff, StageInput, StageOutput, StageRunner
 from omni_core.stage import ResolvedStage
 from omni_models_qwen.qwen3_tts.handoff import CODES, FIRST_AUDIO, talker2code2wav_async_chunk
+from omni_models_qwen.talking.options import own_options
 
 _CODEC = "omni_models_qwen.qwen3_tts.code2wav:Qwen3TTSCode2Wav"
 _CODEC_FIRST = frozenset({"sleep", "reload_weights"})
@@ -82,9 +83,14 @@ class TalkerWithCodec(StageRunner):
 
     async def call(self, method: str, arguments: Mapping[str, Any]) -> Any:
         """Answer an operator's call for the talker, and do to the decoder what concerns memory and weights."""
-        if method in _CODEC_FIRST:
-            await self.codec.call(method, {})
-        answer = await self.talker.call(method, arguments)
+        fell_asleep = method in _CODEC_FIRST and await self.codec.call(method, {}) and method == "sleep"
+        try:
+            answer = await self.talker.call(method, arguments)
+        except Exception:
+            # A decoder that sleeps beside a talker that does not would keep every later request waiting.
+            if fell_asleep:
+                await self.codec.call("wake_up", {})
+            raise
         if method == "wake_up":
             await self.codec.call(method, {})
         return answer
@@ -95,7 +101,7 @@ class FusedRunner(TalkerWithCodec):
 
     def __init__(self, stage: ResolvedStage, replica: int = 0, **parts: StageRunner) -> None:
         super().__init__(stage, replica, **parts)
-        own = stage.engine_args.get("additional_config") or {}
+        own = own_options(stage)
         self._options = {
             "ref_code_context_frames": int(own.get("ref_code_context_frames", 25)),
             # A first frame of its own where it is wanted early; otherwise the larger the more there is to do.

@@ -8,18 +8,18 @@ loud as speech. Needs neither torch nor transformers.
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from omni_core.errors import ConfigError
 from omni_core.modelkit.tiny_tokenizer import write_tokenizer
-from omni_core.modelkit.tiny_weights import write_tensors
+from omni_core.modelkit.tiny_weights import write_json, write_tensors
+from omni_models_qwen.qwen3_tts.pipeline import CODEC_FOLDER
 from omni_models_qwen.qwen3_tts.tiny_layout import codec_tensors, speaker_tensors, talker_tensors
+from omni_models_qwen.talking.tiny_parts import CODEC
 
 VARIANTS = ("custom_voice", "base", "voice_design")
-CODEC_FOLDER = "speech_tokenizer"
 
 _SPECIAL = (
     "<|endoftext|>",
@@ -155,25 +155,7 @@ _CODEC: dict[str, Any] = {
         "audio_channels": 1,
         "use_causal_conv": True,
     },
-    "decoder_config": {
-        "codebook_size": 2048,
-        "codebook_dim": 16,
-        "hidden_size": 32,
-        "latent_dim": 48,
-        "max_position_embeddings": 8000,
-        "rope_theta": 10000,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "head_dim": 32,
-        "sliding_window": 72,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_quantizers": 16,
-        "num_semantic_quantizers": 1,
-        "upsample_rates": [8, 5, 4, 3],
-        "upsampling_ratios": [2, 2],
-        "decoder_dim": 64,
-    },
+    "decoder_config": {**CODEC, "codebook_dim": 16, "latent_dim": 48, "head_dim": 32, "num_semantic_quantizers": 1},
     "encoder_valid_num_quantizers": 16,
     "input_sample_rate": 24000,
     "output_sample_rate": 24000,
@@ -235,12 +217,12 @@ def build_tiny(folder: Path, variant: str, seed: int) -> None:
     tensors = talker_tensors(config["talker_config"])
     if variant == "base":
         tensors |= speaker_tensors(_SPEAKER)
-    _write_json(folder / "config.json", config)
-    _write_json(folder / "generation_config.json", _GENERATION)
-    _write_json(folder / "preprocessor_config.json", _PROCESSOR)
+    write_json(folder / "config.json", config)
+    write_json(folder / "generation_config.json", _GENERATION)
+    write_json(folder / "preprocessor_config.json", _PROCESSOR)
     write_tensors(folder / "model.safetensors", tensors, seed=seed, dtype="BF16")
-    _write_json(codec / "config.json", _CODEC)
-    _write_json(codec / "preprocessor_config.json", _CODEC_PROCESSOR)
+    write_json(codec / "config.json", _CODEC)
+    write_json(codec / "preprocessor_config.json", _CODEC_PROCESSOR)
     write_tensors(codec / "model.safetensors", codec_tensors(_CODEC), seed=seed, dtype="F32")
 
 
@@ -266,7 +248,3 @@ def _config(variant: str, ids: Mapping[str, int]) -> dict[str, Any]:
         "talker_config": talker,
     }
     return config | ({"speaker_encoder_config": _SPEAKER} if variant == "base" else {})
-
-
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")

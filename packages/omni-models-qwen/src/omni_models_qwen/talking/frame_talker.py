@@ -1,12 +1,9 @@
-"""What talkers that make frames have in common: codebook 0 by vLLM's sampler, the rest of a frame by the code predictor.
+"""Talkers of a 12 Hz codec: codebook 0 of a frame by vLLM's sampler, the rest of it by the code predictor.
 
 Runs in the engine core of the talker's stage.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,13 +15,14 @@ from vllm.model_executor.models.utils import maybe_prefix
 from omni_core.capabilities import MtpSampling
 from omni_core.errors import ConfigError
 from omni_core.modelkit.code_predictor import CodePredictor, PredictorConfig
-from omni_core.modelkit.history import NO_CODE, RowHistory
+from omni_core.modelkit.frame_talker import FrameStep, FrameTalker
+from omni_core.modelkit.history import NO_CODE
 
 CONTROL_IDS = 1024
 """The last ids of the codec's vocabulary stand for no sound: marks, languages and speakers."""
 
 
-class FrameTalker(nn.Module):
+class QwenFrameTalker(FrameTalker):
     """Make frames of 16 codes from rows.
 
     A subclass sets `model`, vLLM's backbone whose table embeds codebook 0, calls `build_head`, sets `history`, and has the
@@ -40,12 +38,8 @@ class FrameTalker(nn.Module):
     mtp_sampling_params: MtpSampling
     # Each row's settings are read on the host at every call, which a captured graph would freeze.
     mtp_graph_safe = False
+    in_place = ("code_predictor",)
 
-    in_place: ClassVar[tuple[str, ...]] = ("code_predictor",)
-    """Names of modules whose weights are written where they are."""
-
-    model: Any
-    history: RowHistory
     suppressed: Tensor
 
     def build_head(self, predictor: PredictorConfig, *, vocab_size: int, end_id: int, prefix: str, where: str) -> None:
@@ -77,56 +71,19 @@ class FrameTalker(nn.Module):
         self.register_buffer("suppressed", suppressed, persistent=False)
         self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
 
-    def embed_input_ids(self, input_ids: Tensor) -> Tensor:
-        """Return the embeddings of codebook-0 ids; rows proper come from `omni_embed`."""
-        embeds: Tensor = self.model.embed_input_ids(input_ids)
-        return embeds
-
-    def forward(
-        self, input_ids: Tensor | None, positions: Tensor, intermediate_tensors: Any = None, inputs_embeds: Tensor | None = None
-    ) -> Any:
-        """Return the normed hidden states [T, H]."""
-        return self.model(input_ids, positions, intermediate_tensors, inputs_embeds)
-
     def compute_logits(self, hidden_states: Tensor) -> Tensor | None:
         """Return logits [B, V] where only codes and the end of speech can win."""
         logits: Tensor | None = self.logits_processor(self.codec_head, hidden_states)
         return None if logits is None else logits.masked_fill_(self.suppressed, -torch.inf)
 
-    def omni_record(self, slots: Tensor, positions: Tensor, codes: Tensor) -> None:
-        """Keep frames as the codes of the rows that read them."""
-        self.history.record(slots, positions, codes)
+    def make_frames(self, step: FrameStep) -> Tensor:
+        """Return the frames [B, 16] of the sampled codes 0."""
+        rest: Tensor = self.code_predictor(step.hidden, step.embeds, step.sampling, step.uniforms)
+        return torch.cat([step.token_ids[:, None].to(rest.dtype), rest], dim=1)
 
-    def mtp(
-        self,
-        token_ids: Tensor,
-        embeds: Tensor,
-        hidden: Tensor,
-        conditioning: Tensor,
-        *,
-        req_infos: Sequence[MtpSampling] | None = None,
-        uniforms: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Return the next rows [B, H] and the frames [B, 16] of the sampled codes 0.
-
-        Args:
-            token_ids: Sampled ids [B].
-            embeds: Their embeddings [B, H].
-            hidden: The hidden states they were sampled from [B, H].
-            conditioning: What stands beside the codes of the next rows [B, H].
-            req_infos: How each row's other codes are chosen; None means the model's own settings.
-            uniforms: Random numbers [B, 15, 2048].
-        """
-        sampling = req_infos if req_infos is not None else [self.mtp_sampling_params] * len(token_ids)
-        rest = self.code_predictor(hidden, embeds, sampling, uniforms)
-        codes = torch.cat([token_ids[:, None].to(rest.dtype), rest], dim=1)
-        return embeds + self.code_predictor.embed(rest) + conditioning, codes
-
-    def modules(self, *args: Any, **kwargs: Any) -> Iterator[nn.Module]:
-        """Return the modules whose weights vLLM takes away while new ones come; those of `in_place` get theirs in place."""
-        names = [name for name in self.in_place if hasattr(self, name)]
-        in_place = {module for name in names for module in getattr(self, name).modules()}
-        return (module for module in super().modules(*args, **kwargs) if module not in in_place)
+    def next_rows(self, step: FrameStep, codes: Tensor) -> Tensor:
+        """Return the rows [B, H] that read these frames; the embeddings of their codes 0 are there already."""
+        return step.embeds + self.code_predictor.embed(codes[:, 1:]) + step.conditioning
 
     def embed_frames(self, codes: Tensor) -> Tensor:
         """Return the summed embeddings of frames [T, 16]; NO_CODE adds nothing."""

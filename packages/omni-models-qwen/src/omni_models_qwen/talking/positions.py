@@ -47,13 +47,14 @@ class _Shapes:
     """[n, 3] patches along time, height and width."""
     videos: Ints
     seconds: np.ndarray[Any, Any]
-    """Seconds that a video's step along time takes, [n]."""
+    """Seconds that a video's step along time takes, [n]; videos behind the last one have one second."""
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> _Shapes:
         seconds = facts.get("second_per_grid_ts")
         seconds = facts.get("video_second_per_grid") if seconds is None else seconds
-        return cls(_grids(facts, "image_grid_thw"), _grids(facts, "video_grid_thw"), np.asarray(seconds, float).reshape(-1))
+        steps = np.asarray([] if seconds is None else seconds, float).reshape(-1)
+        return cls(_grids(facts, "image_grid_thw"), _grids(facts, "video_grid_thw"), steps)
 
 
 def _grids(facts: Mapping[str, Any], name: str) -> Ints:

@@ -12,6 +12,22 @@ from typing import Any
 
 from omni_core.modelkit.tiny_weights import Drawn, Tensors, decoder_tensors, under
 
+CODEC: Mapping[str, Any] = {
+    "codebook_size": 2048,
+    "hidden_size": 32,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_quantizers": 16,
+    "sliding_window": 72,
+    "upsample_rates": [8, 5, 4, 3],
+    "upsampling_ratios": [2, 2],
+    "decoder_dim": 64,
+    "max_position_embeddings": 8000,
+    "rope_theta": 10000,
+}
+"""Sizes of the 12 Hz codecs' decoders."""
 HEAD_GAIN = 10.0
 """Spread of logits: wide enough that rounding seldom changes the best, narrow enough that sampling varies."""
 _END_CHANNEL = 0
