@@ -77,6 +77,16 @@ def test_a_recording_that_cannot_be_used_is_refused(samples: Any, rate: int, cha
     assert caught.value.param == "ref_audio"
 
 
+def test_whole_numbers_are_no_samples_and_the_way_out_is_said() -> None:
+    traits = SpeechTraits(sample_rate=8000, channels=1)
+
+    with pytest.raises(RequestError, match="samples of int16") as caught:
+        check_reference(ReferenceAudio(np.full(16_000, 20_000, np.int16), 8000), traits)
+
+    assert caught.value.param == "ref_audio"
+    assert caught.value.hint == "divide samples of 16 bits by 32768"
+
+
 @pytest.mark.parametrize("shape", [(8000,), (8000, 1), (8000, 2)])
 def test_recordings_come_with_as_many_channels_as_the_model_can_use(shape: tuple[int, ...]) -> None:
     traits = SpeechTraits(sample_rate=8000, channels=2, reference_channels=2)

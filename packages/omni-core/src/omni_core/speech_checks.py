@@ -80,6 +80,9 @@ def check_instructions(instructions: str | None, traits: SpeechTraits) -> str | 
 def check_reference(audio: ReferenceAudio, traits: SpeechTraits) -> np.ndarray[Any, np.dtype[np.float32]]:
     """Return the samples of a reference, float32."""
     samples, rate = audio.samples, audio.sample_rate
+    if samples.dtype.kind != "f":
+        hint = "divide samples of 16 bits by 32768"
+        raise RequestError(f"the reference audio has samples of {samples.dtype}, not in [-1, 1]", param="ref_audio", hint=hint)
     channels = 1 if samples.ndim == 1 else samples.shape[-1]
     if rate <= 0 or samples.ndim not in (1, 2) or not 1 <= channels <= traits.reference_channels:
         most = traits.reference_channels

@@ -213,26 +213,27 @@ class TinySamplingTalker(TinyTalker):
         return uniforms
 
 
-def build_tiny_ar(folder: Path, architecture: str = "TinyTalker", seed: int = 0) -> Path:
+def build_tiny_ar(folder: Path, architecture: str = "TinyTalker", seed: int = 0, layers: int = 2) -> Path:
     """Write a checkpoint with random weights and return its folder."""
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps({**CONFIG, "architectures": [architecture]}), encoding="utf-8")
+    config = {**CONFIG, "num_hidden_layers": layers, "architectures": [architecture]}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     generator = torch.Generator().manual_seed(seed)
     weights = {}
-    for name, shape in _shapes(with_predictor=architecture != "LlamaForCausalLM"):
+    for name, shape in _shapes(layers, with_predictor=architecture != "LlamaForCausalLM"):
         is_norm = name.endswith("norm.weight")
         weights[name] = torch.randn(shape, generator=generator) * (0.1 if is_norm else 0.3) + (1.0 if is_norm else 0.0)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
 
-def _shapes(*, with_predictor: bool) -> Iterable[tuple[str, tuple[int, ...]]]:
+def _shapes(layers: int, *, with_predictor: bool) -> Iterable[tuple[str, tuple[int, ...]]]:
     wide = CONFIG["intermediate_size"]
     query, key = CONFIG["num_attention_heads"] * CONFIG["head_dim"], CONFIG["num_key_value_heads"] * CONFIG["head_dim"]
     yield "model.embed_tokens.weight", (VOCAB, HIDDEN)
-    for layer in range(CONFIG["num_hidden_layers"]):
+    for layer in range(layers):
         at = f"model.layers.{layer}."
         yield f"{at}self_attn.q_proj.weight", (query, HIDDEN)
         yield f"{at}self_attn.k_proj.weight", (key, HIDDEN)
