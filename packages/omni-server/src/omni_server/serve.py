@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from omni_core.errors import DependencyError, OmniError
 from omni_server import frontends, listening
 from omni_server.adapters import check_adapters
+from omni_server.allocator import return_large_buffers
 from omni_server.arguments import add_arguments, make_engine_options, make_settings, model_of, set_environment
 from omni_server.context import ServerSettings, ServerState
 from omni_server.stage_flags import read_stage_flags
@@ -63,6 +64,7 @@ class ServeCommand:
         from omni_core.logs import setup_logging
 
         setup_logging("worker" if args.headless else "server")
+        return_large_buffers()
         stage_flags = read_stage_flags(args)
         if stage_flags is not None and stage_flags.headless:
             from omni_server.headless import run_worker
