@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -149,7 +150,11 @@ def test_named_cases_are_collected_without_an_engine() -> None:
     files = sorted({place.partition("::")[0] for place in here})
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "-m", "not engine and not gpu"]
 
-    done = subprocess.run([*command, *files], capture_output=True, text=True, timeout=240, check=False, cwd=ROOT)
+    # Options for this run, such as -v, would change what is read below.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
+    done = subprocess.run(
+        [*command, *files], capture_output=True, text=True, timeout=240, check=False, cwd=ROOT, env=environment
+    )
 
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     collected = {line for line in done.stdout.splitlines() if "::" in line}
