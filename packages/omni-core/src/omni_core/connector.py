@@ -69,8 +69,8 @@ class Connector(ABC):
 
     The sender's `put` returns a handle of a few bytes; the handle travels with the control message to the consumer's process,
     whose connector turns it back into the payload with `get`. Many requests share an edge. Calls of `put` and of `get` come
-    from one thread for each end; `cleanup`, `health` and `close` may come from another one meanwhile. No call waits longer
-    than its `timeout_s`. After `close`, `put` and `get` raise ConnectorError.
+    from one thread for each end; `try_put`, `try_get`, `cleanup`, `health` and `close` may come from another one meanwhile. No
+    call waits longer than its `timeout_s`. After `close`, `put` and `get` raise ConnectorError.
 
     `omni_core.testing.connector_suite` holds the tests that every connector passes.
     """

@@ -31,7 +31,10 @@ _outliving: set[_Link] = set()
 
 
 class Receiver:
-    """Take payloads from every replica of the sending stage. `get` comes from one thread, `close` perhaps from another."""
+    """Take payloads from every replica of the sending stage.
+
+    `get` comes from one thread, `try_get` and `close` perhaps from another.
+    """
 
     def __init__(self, edge: ConnectorEdge) -> None:
         self._edge = edge
