@@ -14,7 +14,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -214,8 +214,8 @@ def test_decoders_make_the_references_audio_before_and_after_sleep(name: str) ->
     pipeline = next(pipeline for pipeline in plugin.omni_pipelines() if pipeline.model_type == key)
     architecture = pipeline.architecture(number)
     target = plugin.omni_architectures()[architecture]
-    facts = {"pipeline": key, "topology": pipeline.stages[number], "model": str(folder), "platform": "cuda"}
-    stage = ResolvedStage(**facts, architecture=architecture, architecture_target=target, runner="")
+    topology = pipeline.stages[number]
+    stage = ResolvedStage(key, topology, str(folder), architecture, architecture_target=target, runner="", platform="cuda")
     arrays = np.load(folder / "golden.npz")
 
     def payload(case: Mapping[str, Any]) -> dict[str, Any]:
@@ -226,7 +226,7 @@ def test_decoders_make_the_references_audio_before_and_after_sleep(name: str) ->
         return {"codes": codes if codes.ndim == 2 else codes[:, None], **noise, **voice}
 
     with torch.inference_mode():
-        decoder: Any = load_target(target).load(stage)
+        decoder = cast("Any", load_target(target)).load(stage)
         for _ in range(2):
             for case in cases(folder):
                 chunk = LightChunk("r", decoder.begin("r", {}), payload(case), True)
