@@ -83,7 +83,11 @@ class Observed:
 def observed(tiny: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
     folder = tmp_path_factory.mktemp("observed")
     with collecting() as collector:
-        env = {"OMP_NUM_THREADS": "1", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf", "OTEL_BSP_SCHEDULE_DELAY": "500"}
+        env = {
+            "OMP_NUM_THREADS": "1",
+            "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",
+            "OTEL_BSP_SCHEDULE_DELAY": "600000",
+        }
         flags = ["--log-stats", "1", "--profile-dir", str(folder / "profiles"), "--otlp-traces-endpoint", collector.url]
         with serve(tiny("custom_voice"), *flags, log=folder / "log", env=env) as server:
             yield Observed(server, collector, folder / "profiles")
@@ -179,21 +183,6 @@ def test_two_scrapes_differ_by_what_was_done(observed: Observed) -> None:
     assert total(after, "omni_process_resident_bytes", stage="0", process="engine") > 1 << 20
 
 
-def test_a_request_is_one_trace_from_the_client_to_the_engine(observed: Observed) -> None:
-    speak(observed.server, 21, traceparent=f"00-{TRACE}-b7ad6b7169203331-01")
-
-    def came() -> set[str]:
-        return observed.collector.names(TRACE)
-
-    until(lambda: {"omni.request", "llm_request"} <= came(), "the spans of the server and of the engine")
-    assert {"omni.wait", "omni.stage code2wav"} <= came()
-
-    spans = {span.name: span for span in observed.collector.spans if span.trace_id.hex() == TRACE}
-    assert spans["omni.request"].parent_span_id.hex() == "b7ad6b7169203331"
-    (talker,) = [span for name, span in spans.items() if name.startswith("omni.stage") and "code2wav" not in name]
-    assert spans["llm_request"].parent_span_id == talker.span_id
-
-
 def test_stages_are_profiled_into_folders_of_their_own(observed: Observed) -> None:
     server = observed.server
     started = httpx.post(f"{server.url}/start_profile", timeout=120)
@@ -223,3 +212,18 @@ def test_the_log_has_a_line_of_statistics_for_each_interval(observed: Observed) 
     )
 
     until(lambda: bool(pattern.search(observed.server.log.read_text())), "a line of statistics", 10.0)
+
+
+def test_a_request_is_one_trace_from_the_client_to_the_engine(observed: Observed) -> None:
+    """The last test of the server: what waits for the next time that spans are sent is sent when it stops."""
+    speak(observed.server, 21, traceparent=f"00-{TRACE}-b7ad6b7169203331-01")
+
+    assert observed.collector.names(TRACE) == set()
+    assert observed.server.stop() == 0
+
+    assert {"omni.request", "omni.wait", "omni.stage code2wav", "llm_request"} <= observed.collector.names(TRACE)
+
+    spans = {span.name: span for span in observed.collector.spans if span.trace_id.hex() == TRACE}
+    assert spans["omni.request"].parent_span_id.hex() == "b7ad6b7169203331"
+    (talker,) = [span for name, span in spans.items() if name.startswith("omni.stage") and "code2wav" not in name]
+    assert spans["llm_request"].parent_span_id == talker.span_id

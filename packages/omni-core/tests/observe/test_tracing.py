@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from typing import Any, cast
 
 import pytest
@@ -11,7 +12,7 @@ from omni_core.engine.orchestrator import Orchestrator
 from omni_core.errors import DependencyError, RequestError
 from omni_core.observe import tracing
 from omni_core.observe.endpoint import traces_endpoint
-from omni_core.observe.tracing import RequestTraces, configured_tracing, remote_parent
+from omni_core.observe.tracing import RequestTraces, Tracing, configured_tracing, remote_parent
 from omni_core.testing.pipelines import fake_pipeline
 from omni_core.testing.running import collect, request
 
@@ -153,6 +154,67 @@ def test_nothing_is_traced_without_an_endpoint(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(tracing, "traces_endpoint", lambda: None)
 
     assert configured_tracing() is None
+
+
+class Exporter:
+    """What sends spans to a collector that answers only once it is let."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+        self.may_answer = threading.Event()
+
+    def export(self, spans: Any) -> Any:
+        from opentelemetry.sdk.trace.export import SpanExportResult
+
+        self.may_answer.wait(60)
+        self.sent += spans
+        return SpanExportResult.SUCCESS
+
+    def shutdown(self) -> None:
+        """Do as the real ones, which wait for nothing here."""
+
+
+def _traced(exporter: Exporter) -> Tracing:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    provider = TracerProvider()
+    provider.add_span_processor(BatchSpanProcessor(cast("Any", exporter)))
+    return Tracing(provider)
+
+
+def test_what_is_left_is_sent_at_the_end() -> None:
+    exporter = Exporter()
+    exporter.may_answer.set()
+    tracing = _traced(exporter)
+    tracing.tracer.start_span("the last").end()
+
+    assert tracing.close(60)
+    assert [span.name for span in exporter.sent] == ["the last"]
+
+
+def test_a_collector_that_is_away_does_not_hold_up_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    exporter = Exporter()
+    tracing = _traced(exporter)
+    tracing.tracer.start_span("lost").end()
+
+    assert not tracing.close(0.05)
+    assert exporter.sent == []
+    assert "did not answer within 0.05 s" in caplog.text
+    exporter.may_answer.set()
+
+
+def test_threads_of_a_process_that_sends_spans_take_turns_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://127.0.0.1:1/v1/traces")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/protobuf")
+    before = sys.getswitchinterval()
+    try:
+        tracing = configured_tracing()
+        assert tracing is not None
+        assert sys.getswitchinterval() == pytest.approx(0.0005)
+        assert tracing.close(60)
+    finally:
+        sys.setswitchinterval(before)
 
 
 def test_missing_packages_are_named_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:

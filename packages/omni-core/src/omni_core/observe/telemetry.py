@@ -57,7 +57,7 @@ class Telemetry:
             raise
 
     def close(self) -> None:
-        """Send the traces that are left. May be called twice."""
+        """Send the traces that are left, for some seconds at most. May be called twice."""
         tracing, self._tracing = self._tracing, None
         if tracing is not None:
             tracing.close()

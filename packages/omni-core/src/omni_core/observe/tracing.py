@@ -7,7 +7,11 @@ does itself hangs below the stage's span, whose `traceparent` travels with the r
 
 from __future__ import annotations
 
+import importlib
+import logging
 import os
+import sys
+import threading
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -24,6 +28,13 @@ if TYPE_CHECKING:
     from omni_core.engine.flight import Flight
     from omni_core.engine.stage_process import StageProcess
 
+logger = logging.getLogger(__name__)
+
+FLUSH_S = 3.0
+"""How long the end of a process waits for the collector."""
+_SWITCH_S = 0.0005
+"""How long a thread that encodes spans may keep the interpreter from one that has a request in hand. Python's own 5 ms are paid
+at each wake-up of an event loop meanwhile, several times in a first packet."""
 _HINT = "pip install opentelemetry-sdk opentelemetry-exporter-otlp, or leave the endpoint out"
 
 
@@ -38,9 +49,27 @@ class Tracing:
         self._provider = provider
         self.tracer = provider.get_tracer("omni")
 
-    def close(self) -> None:
-        """Send what is left. Waits as long as the exporter's own timeout."""
-        self._provider.shutdown()
+    def close(self, timeout_s: float = FLUSH_S) -> bool:
+        """Send what is left, for `timeout_s` seconds at most, and return whether that was enough."""
+        return shut_down(self._provider, timeout_s)
+
+
+def share_interpreter() -> None:
+    """Let the threads of this process take turns at the interpreter often enough for one that sends spans (`_SWITCH_S`)."""
+    sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_S))
+
+
+def shut_down(provider: Any, timeout_s: float = FLUSH_S) -> bool:
+    """Send the spans that an OpenTelemetry tracer provider still has, and return whether it was done by the deadline.
+
+    OpenTelemetry itself would wait for half a minute for a collector that is away. What it has not sent is lost.
+    """
+    ending = threading.Thread(target=provider.shutdown, name="omni-spans-end", daemon=True)
+    ending.start()
+    ending.join(timeout_s)
+    if ending.is_alive():
+        logger.warning("the collector of the traces did not answer within %g s: the last spans are lost", timeout_s)
+    return not ending.is_alive()
 
 
 def configured_tracing() -> Tracing | None:
@@ -56,6 +85,8 @@ def configured_tracing() -> Tracing | None:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
+        # `remote_parent` needs it, and the first request would pay for it.
+        importlib.import_module("opentelemetry.trace.propagation.tracecontext")
         exporter: Any
         if traces_protocol().startswith("http"):
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
@@ -67,6 +98,7 @@ def configured_tracing() -> Tracing | None:
             exporter = GrpcExporter()
     except ImportError as error:
         raise DependencyError(f"traces cannot be sent: {error}", where=TRACES_ENDPOINT_ENV, hint=_HINT) from error
+    share_interpreter()
     name = os.environ.get("OTEL_SERVICE_NAME", "omni")
     provider = TracerProvider(resource=Resource.create({"service.name": name}))
     provider.add_span_processor(BatchSpanProcessor(exporter))

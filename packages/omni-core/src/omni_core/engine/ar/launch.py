@@ -21,7 +21,9 @@ from omni_core.engine.heart import HEARTBEAT_S
 from omni_core.engine.vllm_bridge import AsyncLLM
 from omni_core.engine.vllm_plugin import register
 from omni_core.errors import ConfigError, OmniError, StageDeadError, StageStartError
+from omni_core.observe.endpoint import traces_endpoint
 from omni_core.observe.registry import Registry
+from omni_core.observe.tracing import FLUSH_S, share_interpreter, shut_down
 from omni_core.stage import ResolvedStage
 
 INIT_TIMEOUT_ENV = "OMNI_STAGE_INIT_TIMEOUT"
@@ -62,11 +64,14 @@ class Launched:
         if (handler := self.llm.output_handler) is not None:
             handler.cancel()
             await asyncio.wait({handler}, timeout=1)
+        # The process ends without what OpenTelemetry has registered for its end.
+        flushed = asyncio.create_task(asyncio.to_thread(_send_spans, timeout_s))
         ended = asyncio.get_running_loop().run_in_executor(None, self.llm.shutdown, timeout_s)
         done, _ = await asyncio.wait({ended}, timeout=timeout_s + 2)
         if not done:
             self.context.kill()
             await asyncio.wait({ended}, timeout=2)
+        await flushed
 
 
 async def launch(stage: ResolvedStage, replica: int = 0, metrics: Registry | None = None) -> Launched:
@@ -86,6 +91,8 @@ async def launch(stage: ResolvedStage, replica: int = 0, metrics: Registry | Non
     check_checkpoint(checkpoint_folder(stage), where=where)
     environment = engine_environment(stage)
     os.environ.update(environment)
+    if traces_endpoint() is not None:
+        share_interpreter()
     models = {stage.architecture: stage.architecture_target} if stage.architecture_target else {}
     context = CoreContext(core_context(stage.platform), environment, models)
     starting = asyncio.get_running_loop().run_in_executor(None, _construct, stage, replica, context, metrics)
@@ -106,6 +113,17 @@ async def launch(stage: ResolvedStage, replica: int = 0, metrics: Registry | Non
     silence_s = float(envs.read(HEARTBEAT_TIMEOUT_ENV) or _DEFAULT_HEARTBEAT_TIMEOUT_S)
     pulse = Pulse(llm, [process.pid for process in context.processes if process.pid is not None], silence_s, where)
     return Launched(llm, capabilities, context, client.install(llm), pulse, tuple(captured))
+
+
+def _send_spans(timeout_s: float) -> None:
+    """Send the spans of vLLM that are left, if it makes any."""
+    if traces_endpoint() is None:
+        return
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import TracerProvider
+
+    if isinstance(provider := trace.get_tracer_provider(), TracerProvider):
+        shut_down(provider, min(timeout_s, FLUSH_S))
 
 
 async def _give_up(starting: asyncio.Future[Any], context: CoreContext) -> None:
