@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from omni_connectors.testing import mooncake_master, why_no_mooncake
+from omni_core.engine.remote.messages import PROTOCOL
 from omni_core.testing.hosts import free_port
 from omni_core.testing.network import Host, network
 from omni_core.testing.waiting import wait_until
@@ -134,9 +135,18 @@ def test_two_commands_on_one_machine_speak_and_survive_each_others_end(starter: 
     assert_same_sound(ask(url).content, golden)
     assert _stage_processes(worker) == loaded
 
-    # Both end as asked.
+    # The worker is told to stop in the middle of a request, which ends as ever.
+    long = ask(url, LONG).content
+    with streaming(url) as pieces:
+        heard = next(pieces)
+        worker.process.send_signal(signal.SIGTERM)
+        head.wait_for("stage 1 (code2wav) leaves")
+        assert "stage 1 (code2wav) takes no new requests" in ask(url).text
+        assert "stage 1 (code2wav) is leaving" in httpx.get(f"{url}/health", timeout=SOON_S).text
+        assert_same_sound(heard + b"".join(pieces), long)
+    assert worker.exit_code() == 0
+    head.wait_for("stage 1 (code2wav) has left")
     assert head.stop() == 0
-    assert worker.stop() == 0
 
 
 def _stage_processes(worker: Command) -> set[int]:
@@ -253,8 +263,8 @@ def test_worker_of_another_host_is_refused_with_the_reason_on_both_sides(starter
     assert "there is no token" in no_token.text
     assert "the worker's deployment differs from the head's" in wrong_yaml.text
     assert "codec_chunk_frames" in wrong_yaml.text
-    assert "its version is not this worker's: it speaks protocol 1 of Omni 0.1.0" in other_version.text
-    head.wait_for("the worker's version is not the head's: it speaks protocol 1 of Omni 99.0")
+    assert f"its version is not this worker's: it speaks protocol {PROTOCOL} of Omni 0.1.0" in other_version.text
+    head.wait_for(f"the worker's version is not the head's: it speaks protocol {PROTOCOL} of Omni 99.0")
     head.wait_for("the worker's token is not the head's")
     assert "codec_chunk_frames" in head.wait_for("the worker's deployment differs")
     assert two.address in head.text

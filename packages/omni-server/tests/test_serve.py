@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import queue
@@ -128,6 +129,26 @@ def speak(url: str, text: str, **fields: Any) -> httpx.Response:
     return httpx.post(f"{url}/v1/audio/speech", json=body, timeout=PATIENCE_S, trust_env=False)
 
 
+@contextlib.contextmanager
+def talking(server: Server) -> Iterator[Any]:
+    """Open a socket on which text is spoken, and configure it."""
+    url = server.ready().replace("http", "ws", 1) + "/v1/audio/speech/stream"
+    with connect(url, open_timeout=PATIENCE_S, proxy=None) as socket:
+        socket.send(json.dumps({"type": "session.config", "response_format": "pcm"}))
+        yield socket
+
+
+def until_closed(socket: Any) -> tuple[list[dict[str, Any]], int]:
+    """Return the events until the server closes, without audio, and the close code."""
+    found = []
+    with contextlib.suppress(ConnectionClosed):
+        while True:
+            message = socket.recv(PATIENCE_S)
+            if isinstance(message, str):
+                found.append(json.loads(message))
+    return found, socket.protocol.close_code
+
+
 class TestStart:
     """From the command to the ready line."""
 
@@ -214,21 +235,53 @@ class TestSockets:
 
         server.wait_for("aborted speech-")
 
-    def test_sigterm_tells_clients_and_ends(self, server: Server) -> None:
-        url = server.ready().replace("http", "ws", 1) + "/v1/audio/speech/stream"
+    def test_sigterm_lets_the_utterance_that_is_spoken_end(self, server: Server) -> None:
+        with talking(server) as socket:
+            socket.send(json.dumps({"type": "input.text", "text": "wait-later is this. Then"}))
+            begun = [socket.recv(PATIENCE_S) for _ in range(2)]
+            server.signal(signal.SIGTERM)
+            server.wait_for("stopping")
+            socket.send(json.dumps({"type": "input.text", "text": " came more."}))
+            socket.send(json.dumps({"type": "input.done"}))
+            socket.send(json.dumps({"type": "input.text", "text": "Another one."}))
+            refused = json.loads(socket.recv(PATIENCE_S))
+            server.signal(signal.SIGUSR1)  # lets the request go on
+            rest, code = until_closed(socket)
 
-        with connect(url, open_timeout=PATIENCE_S, proxy=None) as socket:
-            socket.send(json.dumps({"type": "session.config"}))
+        assert json.loads(begun[0])["sentence_text"] == "wait-later is this. "
+        assert (refused["type"], refused["error"]["code"]) == ("error", "server_stopping")
+        assert [event["sentence_text"] for event in rest if event["type"] == "audio.start"] == ["Then came more."]
+        assert rest[-1] == {"type": "session.done", "utterance_index": 0, "total_sentences": 2}
+        assert code == 1012
+        exit_code, _, stderr = server.ended()
+        assert exit_code == 0
+        assert not any("aborted" in line or "Traceback" in line for line in stderr)
+
+    def test_sigterm_closes_a_socket_on_which_nothing_is_spoken(self, server: Server) -> None:
+        with talking(server) as socket:
+            socket.send(json.dumps({"type": "input.text", "text": "One."}))
+            socket.send(json.dumps({"type": "input.done"}))
+            while '"session.done"' not in str(socket.recv(PATIENCE_S)):
+                pass
+            server.signal(signal.SIGTERM)
+            rest, code = until_closed(socket)
+
+        assert (rest, code) == ([], 1012)
+        assert server.ended()[0] == 0
+
+    def test_what_is_not_spoken_in_time_is_cut_off_and_the_client_hears_so(self, start: Callable[..., Server]) -> None:
+        server = start("org/fake-tts", "--port", "0", "--shutdown-timeout", "0.2")
+        with talking(server) as socket:
             socket.send(json.dumps({"type": "input.text", "text": "stall is this. Then"}))
             socket.recv(PATIENCE_S)
             server.signal(signal.SIGTERM)
-            with pytest.raises(ConnectionClosed) as caught:
-                socket.recv(PATIENCE_S)
+            rest, code = until_closed(socket)
 
-        assert caught.value.rcvd is not None
-        assert caught.value.rcvd.code == 1012
-        code, _, stderr = server.ended()
-        assert code == 0
+        assert [(event["type"], event["error"]["code"]) for event in rest] == [("error", "server_stopping")]
+        assert code == 1012
+        exit_code, _, stderr = server.ended()
+        assert exit_code == 0
+        assert any("is cut off" in line for line in stderr)
         assert not any("Traceback" in line for line in stderr)
 
 

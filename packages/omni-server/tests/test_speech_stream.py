@@ -39,6 +39,7 @@ def connect(talk: Any, make_plugins: Any, engine: FakeEngine) -> Callable[..., A
     ) -> AsyncIterator[Any]:
         app = build_app(used or engine, ServerSettings("org/fake-tts", **settings), plugins=make_plugins())
         talking = talk(app, headers=headers)
+        talking.stopping = app.state.context.state.stopping
         try:
             if config is not None:
                 assert (await talking.next())["type"] == "websocket.accept"
@@ -674,3 +675,78 @@ class TestDoors:
     ) -> None:
         async with connect(headers={"origin": origin} if origin else {}, allowed_origins=allowed) as talking:
             assert (await talking.next())["type"] == ("websocket.accept" if opens else "websocket.close")
+
+
+# The server stops
+
+
+async def test_utterances_that_have_begun_are_spoken_when_the_server_stops_and_none_begins(
+    connect: Any, engine: FakeEngine
+) -> None:
+    async with connect(config={"response_format": "pcm"}) as talking:
+        talking.say("input.text", text="wait-later is one.")
+        talking.say("input.done")
+        talking.say("input.text", text="Then two")
+        await talking.event()
+        talking.stopping.set()
+        talking.say("input.text", text=", and its end.")
+        talking.say("input.done")
+        talking.say("input.done")
+        talking.say("session.config", voice="Ryan")
+        talking.say("input.text", text="Three.")
+        await talking.next()
+        refused = [await talking.event() for _ in range(3)]
+        engine.go_on.set()
+        code, events = await talking.closed()
+
+    assert {event["error"]["code"] for event in refused} == {"server_stopping"}
+    assert refused[0]["error"]["type"] == "service_unavailable_error"
+    assert [event["sentence_text"] for event in starts(events)] == ["Then two, and its end."]
+    assert [event["utterance_index"] for event in events if event["type"] == "session.done"] == [0, 1]
+    assert code == 1012
+
+
+async def test_cancel_ends_a_session_whose_server_stops(connect: Any) -> None:
+    async with connect(config={"response_format": "pcm"}) as talking:
+        talking.say("input.text", text="stall is one. And")
+        await talking.event()
+        talking.stopping.set()
+        talking.say("input.cancel")
+        code, events = await talking.closed()
+
+    assert events[-1] == {"type": "session.done", "utterance_index": 0, "total_sentences": 1, "cancelled": True}
+    assert code == 1012
+
+
+async def test_session_that_its_client_ends_while_the_server_stops_ends_as_ever(connect: Any, engine: FakeEngine) -> None:
+    async with connect(config={"response_format": "pcm"}) as talking:
+        talking.say("input.text", text="wait-later is one. And")
+        await talking.event()
+        talking.stopping.set()
+        talking.say("session.close")
+        engine.go_on.set()
+        code, events = await talking.closed()
+
+    assert events[-1]["type"] == "session.done"
+    assert code == 1000
+
+
+async def test_socket_of_a_server_that_stops_is_closed_at_once(connect: Any) -> None:
+    async with connect() as talking:
+        talking.stopping.set()
+
+        code, events = await talking.closed()
+
+    assert (code, events) == (1012, [])
+
+
+async def test_session_that_is_cut_off_says_so(connect: Any) -> None:
+    """What the client has must not look whole."""
+    async with connect(config={"response_format": "pcm"}) as talking:
+        talking.say("input.text", text="stall is one. And")
+        await talking.event()
+        talking.task.cancel()
+        code, events = await talking.closed()
+
+    assert [event["error"]["code"] for event in events] == ["server_stopping"]
+    assert code == 1012

@@ -50,7 +50,9 @@ async def test_dead_stage_is_named(path: str, client: Any, engine: FakeEngine) -
 async def test_draining_server_is_healthy_but_not_ready(make_plugins: Any, engine: FakeEngine) -> None:
     import httpx
 
-    app = build_app(engine, ServerSettings("m"), state=ServerState(draining=True), plugins=make_plugins())
+    state = ServerState()
+    state.stopping.set()
+    app = build_app(engine, ServerSettings("m"), state=state, plugins=make_plugins())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
         assert (await client.get("/health")).status_code == 200
         assert (await client.get("/ready")).status_code == 503

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -62,10 +63,15 @@ class ServerSettings:
 class ServerState:
     """What changes while the server runs."""
 
-    draining: bool = False
-    """Whether the server was told to stop: it ends what it has and `/ready` says no."""
     sessions: SessionManager | None = None
     """The duplex sessions of this process; None where the deployment has none."""
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the server is told to stop."""
+
+    @property
+    def draining(self) -> bool:
+        """Whether the server was told to stop: it ends what it has and `/ready` says no."""
+        return self.stopping.is_set()
 
 
 @dataclass(frozen=True)

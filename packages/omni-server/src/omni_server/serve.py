@@ -22,6 +22,7 @@ from omni_server.adapters import check_adapters
 from omni_server.allocator import return_large_buffers
 from omni_server.arguments import add_arguments, make_engine_options, make_settings, model_of, set_environment
 from omni_server.context import ServerSettings, ServerState
+from omni_server.draining import socket_protocol
 from omni_server.stage_flags import read_stage_flags
 from omni_server.stopping import EXIT_CODES, StopSignal
 
@@ -117,7 +118,7 @@ class ServeCommand:
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not serving.done():
             logger.info("stopping: no new requests, up to %g s for those that run", args.shutdown_timeout)
-        state.draining = True
+        state.stopping.set()
         if state.sessions is not None:
             await state.sessions.close("shutdown", args.shutdown_timeout)
         server.should_exit = True
@@ -199,6 +200,7 @@ def _make_server(app: Any, args: argparse.Namespace, on_ready: Callable[[], None
         root_path=args.root_path,
         server_header=False,
         timeout_graceful_shutdown=args.shutdown_timeout,
+        ws=socket_protocol(),
         ws_per_message_deflate=False,  # audio does not shrink
     )
     return Server(config)

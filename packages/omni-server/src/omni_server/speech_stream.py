@@ -7,6 +7,8 @@
 | `input.done` | the rest, then `session.done` for the utterance; the next one may begin |
 | `input.cancel` | `audio.done` and `session.done` with `cancelled` |
 | `session.close` | what was sent is still spoken, then close code 1000 |
+
+When the server stops, the utterances that have begun are spoken, no further one begins, and close code 1012 ends the session.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from starlette.websockets import WebSocket
 
 from omni_core.errors import DeadlineError, OmniError, RequestError, ServiceError
 from omni_server.context import ServerContext
+from omni_server.draining import end_by_itself
 from omni_server.encoders import FORMATS
 from omni_server.errors import log_service_error, request_id, unexpected_message
 from omni_server.protocol import SessionConfig, load_object, validated
@@ -44,6 +47,9 @@ LARGE_TEXT_CHARS = 4096
 """From here on text is cut into sentences in a thread: a text without an end to any takes a second for 128 KiB."""
 MAX_PENDING_UTTERANCES = 1024
 """Utterances of a connection that have no `session.done` yet."""
+_STOPPING = "this server is shutting down"
+_BEGINNERS = frozenset({"session.config", "input.text", "input.done"})
+"""Messages that begin an utterance, or prepare one, where none has begun."""
 _PROBE = "Hello."
 """A text that stands for those to come when a configuration is checked."""
 
@@ -66,6 +72,14 @@ class SessionTimeoutError(DeadlineError):
     """Report a client that says nothing."""
 
     code = "session_timeout"
+
+
+class StoppingError(ServiceError):
+    """Report what does not begin, or is cut off, because the server stops."""
+
+    http_status = 503
+    http_type = "service_unavailable_error"
+    code = "server_stopping"
 
 
 def routes(context: ServerContext) -> list[WebSocketRoute]:
@@ -99,6 +113,8 @@ class SpeechSession:
         self._sentences = 0
         self._has_text = False
         self._is_closing = False
+        self._is_stopping = False
+        """Whether no further utterance begins, because the server stops."""
 
     async def run(self) -> None:
         """Serve the connection until one of the two sides ends it."""
@@ -106,8 +122,12 @@ class SpeechSession:
         label = request_id(self._scope)
         code, reason = CloseCode.NORMAL, ""
         try:
+            if self._context.state.draining:
+                raise SocketEndError(CloseCode.RESTART, _STOPPING)
             await self._first_config()
             await self._serve()
+            if self._is_stopping and not self._is_closing:
+                code, reason = CloseCode.RESTART, _STOPPING
         except SocketEndError as end:
             code, reason = end.code, end.reason
             await self._tell(end.error)
@@ -117,6 +137,10 @@ class SpeechSession:
         except ClientGoneError as error:
             logger.info("request %s: the client left (%s)", label, error)
             return
+        except asyncio.CancelledError:  # the server's time to drain is over; what the client has must not look whole
+            code, reason = CloseCode.RESTART, _STOPPING
+            await self._tell(StoppingError("the server stops, and what was not spoken yet is cut off"))
+            raise
         except Exception:  # a bug of ours: uvicorn logs it, and the client must not take what it has for the whole
             code, reason = CloseCode.INTERNAL, unexpected_message(label)
             await self._tell(ServiceError(reason))
@@ -133,15 +157,24 @@ class SpeechSession:
 
     async def _serve(self) -> None:
         """Read and speak at the same time; whoever ends first ends the session, and what is being spoken is aborted."""
+        end_by_itself(self._scope)
         tasks = {asyncio.create_task(self._speaker.run()), asyncio.create_task(self._read())}
+        stopping = asyncio.create_task(self._watch_stop())
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         finally:
-            for task in tasks:
+            for task in (*tasks, stopping):
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*tasks, stopping, return_exceptions=True)
+
+    async def _watch_stop(self) -> None:
+        """Let the session end when the server stops: at once, or when the utterances that have begun are spoken."""
+        await self._context.state.stopping.wait()
+        self._is_stopping = True
+        if not self._has_text:
+            self._speaker.stop()
 
     async def _first_config(self) -> None:
         try:
@@ -180,6 +213,8 @@ class SpeechSession:
         while True:
             try:
                 await self._handle(await self._next_message())
+            except StoppingError as error:
+                await self._socket.send_error(error)
             except OmniError as error:
                 log_service_error(self._scope, error)
                 await self._socket.send_error(error)
@@ -207,6 +242,9 @@ class SpeechSession:
             raise SocketEndError(CloseCode.TOO_BIG, what, RequestError(what, hint="send the text in smaller messages"))
         if self._is_closing and kind != "input.cancel":
             raise ConflictingMessageError("the session is closing", param="type", hint="open another one")
+        if self._is_stopping and not self._has_text and kind in _BEGINNERS:
+            hint = "open another session; this one closes when what was sent is spoken"
+            raise StoppingError("the server stops and begins no further utterance", param="type", hint=hint)
         match kind:
             case "session.config":
                 await self._reconfigure(message)
@@ -284,6 +322,8 @@ class SpeechSession:
         self._utterance += 1
         self._sentences = 0
         self._has_text = False
+        if self._is_stopping:
+            self._speaker.stop()
 
 
 async def _parsed(text: str) -> dict[str, Any]:

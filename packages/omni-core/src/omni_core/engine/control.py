@@ -8,24 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import secrets
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from omni_core.engine.messages import Call, Reply
+from omni_core.engine.orders import HOLDS, Orders, way_back
 from omni_core.engine.replicas import ReplicaPool
 from omni_core.engine.stage_process import StageProcess, StageState
 from omni_core.errors import DeadlineError, NotFoundError, OmniError, RequestError, ServiceError
 
-_HOLDS = {"pause": True, "sleep": True, "resume": False, "wake_up": False}
-_LASTING = frozenset({"pause", "sleep", "update_weight_version"})
-"""Calls that a replica which is started again has to be told as well."""
-_ENDS = {"resume": ("pause",), "wake_up": ("pause", "sleep")}
-"""Which of them a call ends."""
-_TRAINS = frozenset({"start_weight_update", "update_weights", "finish_weight_update"})
+logger = logging.getLogger(__name__)
+
 BRING_BACK_TIMEOUT_S = 60.0
+WAKE_TIMEOUT_S = 600.0
+"""For a stage that comes with a worker and is to be awake: it may have to read its weights again."""
 GRACE_S = 1.0
 """How much longer the orchestrator waits than the host, whose own error says more."""
 
@@ -41,10 +42,9 @@ class Control:
         self.paused: set[int] = set()
         """Stages that were told to hold their requests back, for which nobody is to blame."""
         self._pools = pools
-        self._told: dict[int, dict[str, Mapping[str, Any]]] = {}
-        """The lasting calls that each stage was told last, in their order."""
-        self._trained: set[int] = set()
-        """Stages with weights, whole or in part, that came from a trainer."""
+        self._orders: defaultdict[int, Orders] = defaultdict(Orders)
+        self._decided: set[int] = set()
+        """Stages of which operators have said to this server that they hold their requests back, or that they do not."""
         # A stage of a worker may still answer the head before this one, which must not be taken for an answer to this one.
         self._numbers = itertools.count(secrets.randbits(60))
         self._waiting: dict[int, tuple[StageProcess, asyncio.Future[Any]]] = {}
@@ -63,12 +63,12 @@ class Control:
             raise NotFoundError(f"there is no stage {stage_id}", param="stage_ids", hint=f"the stages are {known}")
         members = pool.members
         for replica in members:
-            if replica.state is not StageState.READY:
+            if replica.state not in (StageState.READY, StageState.LEAVING):
                 raise replica.dead_error()
         _check_arguments(method, arguments)
         processes = [replica.process for replica in members]
         was_paused = stage_id in self.paused
-        self._note_pause(stage_id, _HOLDS.get(method, was_paused))
+        self._note_pause(stage_id, HOLDS.get(method, was_paused))
         answers = await asyncio.gather(
             *(self._call(process, method, arguments, timeout_s) for process in processes), return_exceptions=True
         )
@@ -80,37 +80,67 @@ class Control:
         return list(answers)
 
     def _remember(self, stage_id: int, method: str, arguments: Mapping[str, Any], error: BaseException | None) -> None:
-        # An update that was refused has changed nothing; one that failed may have changed anything.
-        if method in _TRAINS and not isinstance(error, RequestError):
-            self._trained.add(stage_id)
-        if error is not None:
-            return
-        told = self._told.setdefault(stage_id, {})
-        for ended in _ENDS.get(method, ()):
-            told.pop(ended, None)
-        if method in _LASTING:
-            told.pop(method, None)
-            told[method] = dict(arguments)
-        if method == "reload_weights":
-            self._trained.discard(stage_id)
+        self._orders[stage_id].note(method, arguments, error)
+        if error is None and method in HOLDS:
+            self._decided.add(stage_id)
+
+    def weights(self, stage_id: int) -> str:
+        """Return whose weights a stage has, as `Orders.weights`."""
+        return self._orders[stage_id].weights
+
+    def take_over_weights(self, stage_id: int, weights: str) -> None:
+        """Note whose weights a stage has that comes with a worker, from the time of an earlier head."""
+        self._orders[stage_id].weights = weights
 
     def why_not_again(self, stage_id: int) -> str:
         """Return why no replica of a stage can be started again so that it is as it was; empty if it can."""
-        return "its weights came from a trainer and went with it" if stage_id in self._trained else ""
+        return "its weights came from a trainer and went with it" if self.weights(stage_id) else ""
 
-    async def bring_back(self, process: StageProcess) -> None:
-        """Tell a replica that was started again what its stage was told before; it takes no requests yet.
+    async def bring_back(self, process: StageProcess, before: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+        """Have a replica be as its stage was told to be; it takes no requests yet.
+
+        Args:
+            process: One that was started again, or came with a worker.
+            before: The lasting calls that it obeys already. The last word is that of this server's operators; where they
+                have said nothing, the server was started again, and its stage is as this replica is.
 
         Raises:
-            OmniError: It cannot do as it is told.
+            OmniError: It, or another replica that has to be as it is, cannot do as it is told.
         """
-        for method, arguments in list(self._told.get(process.stage.stage_id, {}).items()):
+        stage_id = process.stage.stage_id
+        if before and stage_id not in self._decided:
+            await self._take_over(process, before)
+        told = dict(self._orders[stage_id].told)
+        if before and (method := way_back(before, told)):
+            await self._call(process, method, {}, WAKE_TIMEOUT_S)
+        for method, arguments in told.items():
             await self._call(process, method, arguments, BRING_BACK_TIMEOUT_S)
+
+    async def _take_over(self, process: StageProcess, before: Mapping[str, Mapping[str, Any]]) -> None:
+        """Have a stage be as a replica is that obeys an earlier head."""
+        stage_id = process.stage.stage_id
+        for method, said in before.items():
+            # Whatever was to happen to the requests of that time, those of today keep their place.
+            arguments = {"mode": "keep"} if method == "pause" else said
+            # Those that become ready from now on hear of it by themselves.
+            self._remember(stage_id, method, arguments, None)
+            others = [other for other in self._pools[stage_id].ready if other is not process]
+            try:
+                await asyncio.gather(*(self._call(other, method, arguments, BRING_BACK_TIMEOUT_S) for other in others))
+            except OmniError:
+                self._decided.discard(stage_id)  # the replica that comes back tries it again
+                raise
+        if self._orders[stage_id].holds:
+            self._note_pause(stage_id, is_paused=True)
+            what = "asleep" if "sleep" in before else "paused"
+            logger.warning("stage %s is %s since the time of an earlier head; resume or wake it up", process.name, what)
 
     def _note_pause(self, stage_id: int, is_paused: bool) -> None:
         (self.paused.add if is_paused else self.paused.discard)(stage_id)
 
     async def _call(self, process: StageProcess, method: str, arguments: Mapping[str, Any], timeout_s: float) -> Any:
+        if process.state is not StageState.READY:
+            raise process.dead_error()  # what is posted to it is dropped, and its death is over
         number = next(self._numbers)
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting[number] = (process, answer)

@@ -177,6 +177,10 @@ class Died(msgspec.Struct, frozen=True, tag=True):
     fault: Fault
 
 
+class Leaving(msgspec.Struct, frozen=True, tag=True):
+    """Report that a worker stops: it takes no new requests, and waits for a Shutdown until those that it has are finished."""
+
+
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     """Show that the host's loop turns, and its load."""
 
@@ -207,4 +211,4 @@ class Reply(msgspec.Struct, frozen=True, tag=True):
 
 
 ToHost = Open | Push | Consumed | Abort | Call | Forget | Shutdown
-FromHost = Ready | StartFailed | Chunk | Output | Failure | Died | Consumed | Heartbeat | Progress | Measured | Reply
+FromHost = Ready | StartFailed | Chunk | Output | Failure | Died | Consumed | Leaving | Heartbeat | Progress | Measured | Reply

@@ -18,6 +18,7 @@ from omni_core.engine import fork_server
 from omni_core.engine.admission import Admission
 from omni_core.engine.channel import MAX_MESSAGE_BYTES
 from omni_core.engine.control import Control
+from omni_core.engine.departures import Departures
 from omni_core.engine.feed import Feed
 from omni_core.engine.flight import Flight, encode_inputs
 from omni_core.engine.messages import (
@@ -96,7 +97,8 @@ class Orchestrator:
         self._flights: dict[str, Flight] = {}
         self.control = Control(self._pools)
         """Calls of operators to stages."""
-        self.witnesses = Witnesses(returns=[self._admission.let_in])
+        self._departures = Departures(self._pools, self._flights)
+        self.witnesses = Witnesses(returns=[self._admission.let_in, self._departures.look])
         """Who is told of replicas that go and come back."""
         self._numbers = itertools.count()
         self._accepting = False
@@ -237,7 +239,7 @@ class Orchestrator:
         inputs = encode_inputs(request, MAX_INPUT_BYTES)
         flight = Flight.begin(name, request, inputs, self.pipeline.config, asyncio.get_running_loop().time())
         for stage_id in flight.stages:
-            self._pools[stage_id].check()
+            self._pools[stage_id].check(request.replicas.get(stage_id))
         return flight
 
     def _begin(self, flight: Flight) -> None:
@@ -311,6 +313,7 @@ class Orchestrator:
         if not self._flights:
             self._idle.set()
         self._admission.leave(flight)
+        self._departures.look()
 
     def _leave(self, flight: Flight, stage_id: int) -> None:
         """Give up a request's place in a stage."""

@@ -263,6 +263,15 @@ class ReplicaPool:
         return [replica.process for replica in self.replicas if replica.state is StageState.READY]
 
     @property
+    def leaving(self) -> list[StageProcess]:
+        """The processes that take no new requests and finish those that were taken in before."""
+        return [replica.process for replica in self.replicas if replica.state is StageState.LEAVING]
+
+    def let_go(self, process: StageProcess) -> None:
+        """Tell a process that leaves that no request needs it any more."""
+        raise AssertionError("replicas on this host do not leave")
+
+    @property
     def members(self) -> list[Replica]:
         """The replicas that have to do what an operator asks of the stage."""
         return self.replicas
@@ -270,7 +279,7 @@ class ReplicaPool:
     @property
     def has_room(self) -> bool:
         """Whether a further request would run at once."""
-        return any(process.has_room for process in self.ready)
+        return any(process.has_room for process in self.ready or self.leaving)
 
     @property
     def is_restarting(self) -> bool:
@@ -279,6 +288,8 @@ class ReplicaPool:
 
     def choose(self, wanted: int | None = None) -> StageProcess:
         """Choose a replica for a request, by the policy, among those with room if there are any (DV-10).
+
+        One that leaves is chosen where there is no other: the request was taken in before.
 
         Args:
             wanted: The one that the request must run on, if it must.
@@ -295,10 +306,10 @@ class ReplicaPool:
                     hint=f"choose one from 0 to {len(self.replicas) - 1}",
                 )
             replica = self.replicas[wanted]
-            if replica.state is not StageState.READY:
+            if replica.state not in (StageState.READY, StageState.LEAVING):
                 raise replica.dead_error()
             return replica.process
-        ready = self.ready
+        ready = self.ready or self.leaving
         if not ready:
             raise self.dead_error()
         candidates = [process for process in ready if process.has_room] or ready
@@ -318,10 +329,12 @@ class ReplicaPool:
         self._turn = (chosen.replica + 1) % count
         return chosen
 
-    def check(self) -> None:
-        """Raise StageDeadError if no replica is ready."""
+    def check(self, wanted: int | None = None) -> None:
+        """Raise StageDeadError if no replica takes new requests, or the wanted one leaves."""
         if not self.ready:
             raise self.dead_error()
+        if wanted is not None and any(process.replica == wanted for process in self.leaving):
+            raise self.replicas[wanted].dead_error()
 
     def dead_error(self) -> StageDeadError:
         """Return what requests are told when no replica is ready."""

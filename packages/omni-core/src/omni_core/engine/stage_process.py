@@ -24,6 +24,8 @@ class StageState(StrEnum):
 
     STARTING = "starting"
     READY = "ready"
+    LEAVING = "leaving"
+    """Of a replica on another host: its worker stops, and it finishes the requests that it has."""
     RESTARTING = "restarting"
     """Of a replica: its process is gone and another one is on its way."""
     DEAD = "dead"
@@ -134,12 +136,15 @@ class StageProcess(ABC):
     def _note_death(self) -> None:
         if self.state is not StageState.READY:
             return
-        self.state = StageState.DEAD
         self.reason = self.reason or f"it {self._ending()}"
-        tail = self.log_tail()
-        logger.error("stage %s is dead: %s%s", self.name, self.reason, tail)
+        self.state = self._log_end()
         self.kill(self.reason)
         self._on_death(self)
+
+    def _log_end(self) -> StageState:
+        """Log why it is gone, and return what it is now."""
+        logger.error("stage %s is dead: %s%s", self.name, self.reason, self.log_tail())
+        return StageState.DEAD
 
     async def _wait_ending(self) -> None:
         """Wait for a moment for what tells why the channel has ended."""

@@ -17,7 +17,7 @@ class Witnesses:
     deaths: list[Callable[[int, int, str], None]] = field(default_factory=list)
     """Called with the stage, the replica and the reason when a process that was ready is gone."""
     returns: list[Callable[[], None]] = field(default_factory=list)
-    """Called when a replica that was gone is ready again; `health` tells which ones are."""
+    """Called when a replica is ready again that was gone, or leaves; `health` tells which ones are ready."""
 
     def died(self, process: StageProcess) -> None:
         """Tell of a death."""
@@ -25,6 +25,6 @@ class Witnesses:
             told(process.stage.stage_id, process.replica, process.reason)
 
     def returned(self) -> None:
-        """Tell that a replica is back."""
+        """Tell that a replica is back, or leaves."""
         for told in self.returns:
             told()

@@ -8,7 +8,7 @@ from typing import Any
 from omni_core.observe import series
 from omni_core.observe.registry import Registry
 
-STATES = ("starting", "ready", "restarting", "dead", "stopped")
+STATES = ("starting", "ready", "leaving", "restarting", "dead", "stopped")
 """The values of `stage_process.StageState`, which tests compare."""
 
 

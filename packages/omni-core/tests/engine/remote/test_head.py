@@ -110,14 +110,15 @@ async def test_worker_is_welcome_with_a_place_and_a_ticket() -> None:
 
 async def test_other_version_is_refused_with_both_versions(caplog: pytest.LogCaptureFixture) -> None:
     """SB-04: version skew is no riddle, on either side."""
-    later = msgspec.msgpack.encode({"type": "Hello", "protocol": 2, "version": "9.9", "nonce": b"", "new": 1})
+    number = messages.PROTOCOL + 1
+    later = msgspec.msgpack.encode({"type": "Hello", "protocol": number, "version": "9.9", "nonce": b"", "new": 1})
     async with desk() as found:
         (answer,) = await found.ask(later)
 
     assert isinstance(answer, Refused)
     assert answer.final
-    assert "protocol 2 of Omni 9.9, not protocol 1" in answer.message
-    assert "protocol 2 of Omni 9.9" in caplog.text
+    assert f"protocol {number} of Omni 9.9, not protocol {messages.PROTOCOL}" in answer.message
+    assert f"protocol {number} of Omni 9.9" in caplog.text
 
 
 HELLO = {"type": "Hello", "protocol": messages.PROTOCOL, "version": __version__}
@@ -401,7 +402,7 @@ async def test_worker_hears_why_it_is_refused() -> None:
 
 async def test_worker_of_another_version_hears_so(monkeypatch: pytest.MonkeyPatch) -> None:
     async with desk() as found:
-        monkeypatch.setattr(messages, "PROTOCOL", 2)
+        monkeypatch.setattr(messages, "PROTOCOL", messages.PROTOCOL + 1)
         with pytest.raises(ConfigError, match=r"(speaks|version)") as refused:
             await join_at(found)
 

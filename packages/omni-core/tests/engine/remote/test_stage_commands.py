@@ -355,3 +355,186 @@ async def test_operators_calls_reach_a_remote_stage() -> None:
             answers: list[Any] = await orchestrator.control.call(0, "echo", {"value": 3}, 20.0)
 
     assert answers == [{"replica": 0, "value": 3}]
+
+
+# A head that is started again
+
+
+async def test_a_head_that_is_started_again_knows_that_a_workers_stage_is_paused_and_resumes_it() -> None:
+    """A worker's stage outlives the head that paused it; the next one has to treat it as paused, also for workers to come."""
+    async with hosts() as place:
+        worker = place.worker()
+        place.run(worker)
+        async with place.head() as orchestrator:
+            await orchestrator.control.call(1, "pause", {"mode": "keep"}, 20.0)
+            pid = stage_pid(worker)
+
+        async with place.head(limits=EngineOptions(stall_timeout_s=0.5)) as orchestrator:
+            assert stage_pid(worker) == pid
+            assert orchestrator.control.paused == {1}
+            running = asyncio.create_task(collect(orchestrator, request(1, 10)))
+            place.run(place.worker())
+            await async_wait_until(lambda: states(orchestrator) == ["ready"] * 3, "the second worker")
+            assert await orchestrator.control.call(1, "is_paused", {}, 20.0) == [True, True]
+            assert not running.done()
+
+            assert await orchestrator.control.call(1, "resume", {}, 20.0) == [True, True]
+
+            np.testing.assert_array_equal(audio(await running), make_audio(1, 10))
+            assert orchestrator.control.paused == set()
+
+
+async def test_what_this_heads_operators_have_said_counts_more_than_what_a_worker_remembers() -> None:
+    """A worker that was away while its stage was resumed does not hold requests back for ever."""
+    async with hosts() as place:
+        worker = place.worker()
+        place.run(worker)
+        place.run(place.worker())
+        async with place.head() as orchestrator:
+            await async_wait_until(lambda: states(orchestrator) == ["ready"] * 3, "both workers")
+            await orchestrator.control.call(1, "pause", {"mode": "keep"}, 20.0)
+            await stop(place.tasks[1])
+            await async_wait_until(lambda: "dead" in states(orchestrator), "the second worker to go")
+            await orchestrator.control.call(1, "resume", {}, 20.0)
+            link = worker.seats[0]._link
+            assert link is not None
+            worker.seats[0]._memory.orders.note("pause", {"mode": "keep"})  # as if it had not heard of the resume
+
+            link.channel._writer.close()
+
+            await async_wait_until(lambda: worker.seats[0]._link not in (None, link), "the worker to be back")
+            await healthy(orchestrator)
+            assert await orchestrator.control.call(1, "is_paused", {}, 20.0) == [False]
+            assert worker.seats[0]._memory.orders.told == {}
+            await speaks(orchestrator)
+
+
+async def test_a_head_that_is_started_again_knows_of_weights_that_a_trainer_changed() -> None:
+    async with hosts() as place:
+        place.run(place.worker(0))
+        async with place.head(own=frozenset({1})) as orchestrator:
+            await orchestrator.control.call(0, "finish_weight_update", {"weight_version": "step-7"}, 20.0)
+
+        async with place.head(own=frozenset({1})) as orchestrator:
+            assert orchestrator.control.weights(0) == "step-7"
+            with pytest.raises(ConfigError, match="a trainer changed the weights of this stage"):
+                await asyncio.wait_for(place.run(place.worker(0)), 30)
+
+
+# A worker that leaves
+
+
+async def test_worker_that_leaves_finishes_what_runs_and_takes_nothing_new(caplog: pytest.LogCaptureFixture) -> None:
+    """SIGTERM to a worker is no loss: its requests end as ever, and its stage says that it leaves."""
+    caplog.set_level(logging.INFO)
+    async with hosts() as place:
+        worker = place.worker()
+        task = place.run(worker)
+        async with place.head() as orchestrator:
+            running = asyncio.create_task(collect(orchestrator, request(1, 60, step_s=0.02)))
+            await async_wait_until(lambda: loads(orchestrator, "in_flight") == [1, 1], "the request in both stages")
+
+            worker.leave()
+            await async_wait_until(lambda: states(orchestrator)[1] == "leaving", "the head to hear of it")
+
+            health = orchestrator.health()
+            assert not health["healthy"]
+            assert "stops, and finishes the requests that it has" in health["stages"][1]["reason"]
+            with pytest.raises(StageDeadError, match=r"stage 1 \(vocoder\) takes no new requests") as refused:
+                await collect(orchestrator, request(2, 10))
+            assert refused.value.http_status == 503
+            assert not running.done()
+            np.testing.assert_array_equal(audio(await running), make_audio(1, 60))
+            await asyncio.wait_for(task, 30)
+            await async_wait_until(lambda: states(orchestrator)[1] == "stopped", "the head to see it go")
+            assert "was stopped" in orchestrator.health()["stages"][1]["reason"]
+            assert "is dead" not in caplog.text
+            assert "stage 1 (vocoder) has left" in caplog.text
+
+            place.run(place.worker())
+            await healthy(orchestrator)
+            await speaks(orchestrator)
+
+
+async def test_request_that_was_taken_in_before_still_finds_the_stage_that_leaves() -> None:
+    async with hosts() as place:
+        worker = place.worker()
+        task = place.run(worker)
+        async with place.head() as orchestrator:
+            running = asyncio.create_task(collect(orchestrator, request(1, 4, step_s=0.5)))
+            await async_wait_until(lambda: loads(orchestrator, "in_flight") == [1, 0], "the request in the first stage")
+
+            worker.leave()
+            await async_wait_until(lambda: states(orchestrator)[1] == "leaving", "the head to hear of it")
+            assert loads(orchestrator, "in_flight") == [1, 0]
+
+            np.testing.assert_array_equal(audio(await running), make_audio(1, 4))
+            await asyncio.wait_for(task, 30)
+
+
+async def test_worker_without_requests_leaves_at_once_whatever_it_is_doing() -> None:
+    async with hosts() as place:
+        nowhere, ready = place.worker(), place.worker()
+        asking = place.run(nowhere)
+        await async_wait_until(lambda: nowhere.seats, "the worker to ask for its head")
+        nowhere.leave()
+        await asyncio.wait_for(asking, 30)
+
+        task = place.run(ready)
+        async with place.head():
+            await until_ready(ready)
+            ready.leave()
+
+            await asyncio.wait_for(task, 30)
+
+
+async def test_worker_that_leaves_one_of_two_replicas_leaves_the_other_its_stage() -> None:
+    async with hosts() as place:
+        first = place.worker()
+        task = place.run(first)
+        async with place.head() as orchestrator:
+            place.run(place.worker())
+            await async_wait_until(lambda: states(orchestrator) == ["ready"] * 3, "the second worker")
+            running = [asyncio.create_task(collect(orchestrator, request(seed, 40, step_s=0.02))) for seed in range(4)]
+            await async_wait_until(lambda: sum(loads(orchestrator, "in_flight")[1:]) == 4, "the requests")
+
+            first.leave()
+            await async_wait_until(lambda: states(orchestrator)[1] == "leaving" or task.done(), "the head to hear of it")
+
+            assert orchestrator.health()["healthy"]
+            await speaks(orchestrator, 9)
+            for seed, outputs in enumerate(await asyncio.gather(*running)):
+                np.testing.assert_array_equal(audio(outputs), make_audio(seed, 40))
+            await asyncio.wait_for(task, 30)
+
+
+async def test_worker_whose_head_goes_while_it_leaves_does_not_wait_for_another() -> None:
+    async with hosts() as place:
+        worker = place.worker(head_timeout_s=600.0)
+        task = place.run(worker)
+        async with place.head() as orchestrator:
+            running = asyncio.create_task(collect(orchestrator, request(1, 10**6, step_s=0.01)))
+            await async_wait_until(lambda: loads(orchestrator, "in_flight") == [1, 1], "the request in both stages")
+            worker.leave()
+            await async_wait_until(lambda: states(orchestrator)[1] == "leaving", "the head to hear of it")
+
+        with pytest.raises(OmniError, match="stopped"):
+            await running
+        await asyncio.wait_for(task, 30)
+
+
+async def test_paused_stage_of_a_worker_that_leaves_can_be_resumed() -> None:
+    async with hosts() as place:
+        worker = place.worker()
+        task = place.run(worker)
+        async with place.head() as orchestrator:
+            await orchestrator.control.call(1, "pause", {"mode": "keep"}, 20.0)
+            running = asyncio.create_task(collect(orchestrator, request(1, 10)))
+            await async_wait_until(lambda: loads(orchestrator, "in_flight")[1] == 1, "the request in the second stage")
+            worker.leave()
+            await async_wait_until(lambda: states(orchestrator)[1] == "leaving", "the head to hear of it")
+
+            await orchestrator.control.call(1, "resume", {}, 20.0)
+
+            np.testing.assert_array_equal(audio(await running), make_audio(1, 10))
+            await asyncio.wait_for(task, 30)

@@ -27,7 +27,8 @@ STATES = "omni_states"
 """Attribute of a model runner's output that captured hidden states. Its `pooler_output` holds a `CapturedRows` or None for each
 request."""
 CODES = "omni_codes"
-"""Attribute of a model runner's output: int32 [n, Q]. Its `pooler_output` holds a row number or None for each request."""
+"""Attribute of a model runner's output: whole numbers [n, Q]. Its `pooler_output` holds a row number or None for each
+request."""
 
 
 class Extra(TypedDict, total=False):

@@ -106,7 +106,7 @@ class Head:
         options: EngineOptions,
         on_message: Callable[[StageProcess, FromHost], None],
         on_death: Callable[[StageProcess], None],
-        on_ready: Callable[[], None],
+        on_change: Callable[[], None],
         control: Control | None = None,
     ) -> RemotePool:
         """Return the pool of a remote stage; from now on workers can register for it.
@@ -116,10 +116,10 @@ class Head:
             options: Limits, and the choice of a replica.
             on_message: As for a replica on this host, like the other two functions.
             on_death: Called when a process that was ready is gone.
-            on_ready: Called when a replica is ready.
+            on_change: Called when a replica is ready, or leaves.
             control: Who knows what operators told the stages.
         """
-        told = Told(on_message, on_death, on_ready)
+        told = Told(on_message, on_death, on_change)
         command = self._command(stage.stage_id)
         pool = RemotePool(stage, options, told, self._options.heartbeat_timeout_s, command, control)
         self._pools[stage.stage_id] = pool
@@ -233,9 +233,8 @@ class Head:
             ours = ", ".join(self._pipeline.files) or "none"
             hint = f"give every command the same model and the same --deploy-config (head: {ours}; worker: {files})"
             raise ConfigError(f"the worker's deployment differs from the head's in {different}", where=who, hint=hint)
-        if self._pools[stage_id].has_other_weights:
-            what = "a trainer changed the weights of this stage, and those of a worker that registers now are the checkpoint's"
-            raise ConfigError(what, where=who, hint="restart the head, or have its stages read their weights again first")
+        if hindrance := self._pools[stage_id].why_not(message):
+            raise ConfigError(hindrance, where=who, hint="have the stage read its weights again first, or restart the head")
         stage = self._pools[stage_id].stage
         for edge in (*stage.inputs, *stage.outputs):
             other = edge.from_stage if edge.to_stage == stage_id else edge.to_stage

@@ -21,7 +21,7 @@ import msgspec
 from omni_core import __version__
 from omni_core.errors import ServiceError
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Number of this protocol; the head refuses any other."""
 NONCE_BYTES = 16
 SAME_VERSION = "install the same version of Omni for every command"
@@ -75,6 +75,10 @@ class Register(msgspec.Struct, frozen=True, tag=True):
     pid: int
     life: Short = ""
     """Tells this replica of this worker from every other; the same when it registers again."""
+    told: dict[str, dict[str, Any]] = {}
+    """What it was told by operators and still obeys, see `omni_core.engine.orders`: the head may be another one than then."""
+    weights: str = ""
+    """Whose weights it has; empty for those of the checkpoint."""
     protocol: int = PROTOCOL
     version: str = __version__
 

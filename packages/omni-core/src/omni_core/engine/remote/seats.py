@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from omni_core.engine.channel import Channel
-from omni_core.engine.messages import FromHost, Heartbeat, Ready, Shutdown, StartFailed
+from omni_core.engine.messages import FromHost, Heartbeat, Leaving, Ready, Shutdown, StartFailed
 from omni_core.engine.options import EngineOptions
+from omni_core.engine.orders import UNNAMED
 from omni_core.engine.remote.messages import Register
 from omni_core.engine.replicas import Replica, ReplicaPool
 from omni_core.engine.stage_process import StageProcess, StageState
@@ -31,8 +32,8 @@ class Told:
 
     on_message: Callable[[StageProcess, FromHost], None]
     on_death: Callable[[StageProcess], None]
-    on_ready: Callable[[], None]
-    """Called when a replica takes requests."""
+    on_change: Callable[[], None]
+    """Called when a replica takes requests, or takes none any more because it leaves."""
 
 
 class RemoteProcess(StageProcess):
@@ -45,6 +46,7 @@ class RemoteProcess(StageProcess):
         silence_s: Seconds without a message after which it counts as dead.
         worker: What it registered with; None for a seat that nobody has taken yet.
         on_ready: Called when it has loaded the stage.
+        on_leaving: Called when its worker has said that it stops.
     """
 
     def __init__(
@@ -55,11 +57,18 @@ class RemoteProcess(StageProcess):
         silence_s: float,
         worker: Register | None = None,
         on_ready: Callable[[], None] | None = None,
+        on_leaving: Callable[[], None] | None = None,
     ) -> None:
-        super().__init__(stage, replica, told.on_message, told.on_death)
+        super().__init__(stage, replica, self._hear, told.on_death)
         self.worker = worker
         self.pid = worker.pid if worker else None
-        self._on_ready = on_ready or told.on_ready
+        self.is_leaving = False
+        """Whether its worker has said that it stops."""
+        self.is_let_go = False
+        """Whether its worker was told that no request needs it any more."""
+        self._told = told
+        self._on_ready = on_ready or told.on_change
+        self._on_leaving = on_leaving or told.on_change
         self._silence = silence_s
 
     @property
@@ -84,6 +93,19 @@ class RemoteProcess(StageProcess):
             return
         self._channel = channel
         self._tasks += [asyncio.create_task(self._begin(channel)), asyncio.create_task(self._watch())]
+
+    def let_go(self) -> None:
+        """Tell the worker, which stops, that no request needs the process any more."""
+        self.is_let_go = True
+        self.post(Shutdown())
+
+    def _hear(self, process: StageProcess, message: FromHost) -> None:
+        if not isinstance(message, Leaving):
+            self._told.on_message(process, message)
+        elif not self.is_leaving:
+            self.is_leaving = True
+            logger.info("stage %s leaves: its worker on %s stops, with %d requests", self.name, self.host, self.in_flight)
+            self._on_leaving()
 
     def kill(self, reason: str) -> None:
         """End the connection at once. The process is its worker's to end."""
@@ -145,7 +167,15 @@ class RemoteProcess(StageProcess):
             channel.abort()
 
     def _ending(self) -> str:
-        return f"lost its worker on {self.host}" if self.state is StageState.DEAD else "closed the connection"
+        if self.is_let_go:
+            return f"has left, since its worker on {self.host} was stopped"
+        return "closed the connection" if self.state is StageState.STARTING else f"lost its worker on {self.host}"
+
+    def _log_end(self) -> StageState:
+        if not self.is_let_go:
+            return super()._log_end()
+        logger.info("stage %s has left: its worker on %s was stopped", self.name, self.host)
+        return StageState.STOPPED
 
 
 class RemoteReplica(Replica):
@@ -167,29 +197,44 @@ class RemoteReplica(Replica):
     def state(self) -> StageState:
         """Where it is in its life."""
         found = super().state
-        return StageState.STARTING if self._returning is not None and found is StageState.READY else found
+        if found is not StageState.READY:
+            return found
+        if self._returning is not None:
+            return StageState.STARTING
+        return StageState.LEAVING if self._process.is_leaving else found
 
     @property
     def worker(self) -> Register | None:
         """The worker that has the seat."""
-        return self._process.worker if self.state in (StageState.STARTING, StageState.READY) else None
+        return self._process.worker if self.state in (StageState.STARTING, StageState.READY, StageState.LEAVING) else None
 
     def take(self, worker: Register) -> RemoteProcess:
         """Give the seat, which is free, to a worker."""
         if self._process.worker is not None:
             self.restarts += 1
         self.reason = ""
-        self._process = RemoteProcess(self.stage, self.number, self._pool.told, self._pool.silence_s, worker, self._note_ready)
+        told = (self._note_ready, self._note_leaving)
+        self._process = RemoteProcess(self.stage, self.number, self._pool.told, self._pool.silence_s, worker, *told)
         return self._process
+
+    def dead_error(self) -> StageDeadError:
+        """Return what requests that need this replica are told."""
+        if self.state is not StageState.LEAVING:
+            return super().dead_error()
+        return StageDeadError(f"stage {self._process.name} takes no new requests: {self.reason}", hint=WAY_OUT)
 
     def _note_ready(self) -> None:
         self._returning = asyncio.create_task(self._bring_back(self._process))
+
+    def _note_leaving(self) -> None:
+        self.reason = f"its worker on {self._process.host} stops, and finishes the requests that it has"
+        self._pool.told.on_change()
 
     async def _bring_back(self, process: RemoteProcess) -> None:
         """Have the process as its stage is, asleep or with the weights' version, before it takes requests."""
         try:
             if self._pool.control is not None:
-                await self._pool.control.bring_back(process)
+                await self._pool.control.bring_back(process, process.worker.told if process.worker else None)
         except OmniError as error:
             logger.error("stage %s cannot be as it was before: %s", process.name, error)
             process.kill(error.message)
@@ -261,9 +306,27 @@ class RemotePool(ReplicaPool):
         return [*taken, *empty[: max(0, self.stage.num_replicas - len(taken))]]
 
     @property
-    def has_other_weights(self) -> bool:
-        """Whether those of a worker that comes now would not be those of the stage."""
-        return self.control is not None and bool(self.control.why_not_again(self.stage.stage_id))
+    def leaving(self) -> list[StageProcess]:
+        """The processes that take no new requests and finish those that were taken in before."""
+        return [seat.process for seat in self.seats if seat.state is StageState.LEAVING and not seat.process.is_let_go]
+
+    def let_go(self, process: StageProcess) -> None:
+        """Tell a process that leaves that no request needs it any more."""
+        assert isinstance(process, RemoteProcess)
+        process.let_go()
+
+    def why_not(self, worker: Register) -> str:
+        """Return why a worker's weights may be others than the stage's; empty where they are the same."""
+        stage_id = self.stage.stage_id
+        known = self.control.weights(stage_id) if self.control is not None else ""
+        others = [
+            seat for seat in self.seats if seat.worker is not None and not (worker.life and seat.worker.life == worker.life)
+        ]
+        # Alone, it is the stage: only weights that are gone with their workers must not become the checkpoint's in silence.
+        if worker.weights == known != UNNAMED or (not others and (worker.weights or not known)):
+            return ""
+        changed = "this stage" if known else "this worker"
+        return f"a trainer changed the weights of {changed}, and those of the worker and of the stage may not be the same"
 
     @property
     def missing(self) -> bool:
@@ -282,6 +345,8 @@ class RemotePool(ReplicaPool):
             free = [RemoteReplica(self.stage, len(self.seats), self)]
             self.seats += free
             self.replicas = list(self.seats)
+        if worker.weights and self.control is not None:
+            self.control.take_over_weights(self.stage.stage_id, worker.weights)
         seat = (wanted or free)[0]
         seat.take(worker)
         return seat
@@ -298,6 +363,8 @@ class RemotePool(ReplicaPool):
     def dead_error(self) -> StageDeadError:
         """Return what requests are told when no replica is ready."""
         for seat in self.seats:
+            if seat.state is StageState.LEAVING:
+                return seat.dead_error()
             if seat.worker is not None:
                 return StageDeadError(f"stage {self.stage.name} is being loaded on {seat.process.host}", hint="try again later")
         reason = next((seat.process.reason for seat in self.seats if seat.process.reason), "no worker has registered for it")
@@ -306,4 +373,4 @@ class RemotePool(ReplicaPool):
     def note_ready(self) -> None:
         """Tell that a replica takes requests."""
         self.first_ready.set()
-        self.told.on_ready()
+        self.told.on_change()

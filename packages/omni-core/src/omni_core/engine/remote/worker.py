@@ -2,6 +2,7 @@
 
 It registers, starts the stage's processes as a server does, and passes messages on between them and the head. A head that is
 gone may come back: the worker forgets its requests, keeps what is loaded and registers again, and gives up after a while.
+A worker that is to stop tells the head, which lets it go when its requests are finished.
 """
 
 from __future__ import annotations
@@ -23,9 +24,23 @@ from omni_core.deploy.explain import describe_stage
 from omni_core.engine import fork_server
 from omni_core.engine.devices import DeviceSet, device_set
 from omni_core.engine.meeting import Meeting, host_mark
-from omni_core.engine.messages import Died, Fault, Forget, FromHost, Heartbeat, Ready, Shutdown, StartFailed
+from omni_core.engine.messages import (
+    Call,
+    Died,
+    Fault,
+    Forget,
+    FromHost,
+    Heartbeat,
+    Leaving,
+    Ready,
+    Reply,
+    Shutdown,
+    StartFailed,
+)
 from omni_core.engine.options import EngineOptions
+from omni_core.engine.orders import Orders
 from omni_core.engine.remote.join import Link, join
+from omni_core.engine.remote.memory import Memory
 from omni_core.engine.remote.messages import Register
 from omni_core.engine.remote.settings import WorkerOptions, address_towards
 from omni_core.engine.replicas import Launcher, LocalReplica
@@ -70,11 +85,13 @@ class Worker:
         self.stage = next(stage for stage in pipeline.stages if stage.stage_id == options.stage_id)
         self.facts = facts
         self.seats: list[Seat] = []
+        self.finished = asyncio.Event()
+        """Set when no request runs any more, and what is left is to end the stage's processes."""
         self._context = fork_server.context_for(platform, [self.stage])
         self._run_dir: RunDir | None = None
 
     async def run(self) -> None:
-        """Run until every replica has ended or one cannot start. Cancelled, it ends them.
+        """Run until every replica has ended or left, or one cannot start. Cancelled, it ends them.
 
         Raises:
             ConfigError: The head refuses this worker.
@@ -92,9 +109,15 @@ class Worker:
         try:
             await _until_over([seat.run() for seat in self.seats])
         finally:
+            self.finished.set()
             await asyncio.gather(*(seat.close() for seat in self.seats))
             context.destroy(linger=0)
             self._run_dir.remove()
+
+    def leave(self) -> None:
+        """Take no new requests; `run` returns when those under way have ended, and at once where there are none."""
+        for seat in self.seats:
+            seat.leave()
 
     def launcher(self, meeting: Meeting) -> Launcher:
         """Return what the stage's processes start with."""
@@ -102,7 +125,7 @@ class Worker:
         slots = int(self.pipeline.values.get("active_stream_window") or 0)
         return Launcher(self._run_dir, self._context, self.platform, self.limits, slots, meeting)
 
-    def offer(self, replica: int, life: str) -> Register:
+    def offer(self, replica: int, life: str, orders: Orders) -> Register:
         """Return what a replica registers with; arguments as in `Register`."""
         address = self.options.address
         return Register(
@@ -116,6 +139,8 @@ class Worker:
             self.own_address() or address.host,
             os.getpid(),
             life,
+            dict(orders.told),
+            orders.weights,
         )
 
     def own_address(self) -> str:
@@ -153,6 +178,10 @@ class Lost(Exception):
         self.cause = cause
 
 
+class Left(Exception):
+    """Tell that a replica that leaves has nothing to finish."""
+
+
 class Seat:
     """One replica of the worker's stage, and its connection to the head.
 
@@ -174,6 +203,8 @@ class Seat:
         self._starting: asyncio.Task[None] | None = None
         self._start_s = 0.0
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._memory = Memory()
+        self._is_leaving = False
 
     @property
     def state(self) -> StageState:
@@ -181,28 +212,49 @@ class Seat:
         return StageState.STARTING if self._replica is None else self._replica.state
 
     async def run(self) -> None:
-        """Serve one head after another until the replica or the head is gone for good.
+        """Serve one head after another until the replica or the head is gone for good, or the replica has left.
 
         Raises:
             OmniError: As `Worker.run`.
         """
+        with contextlib.suppress(Left):
+            await self._run()
+
+    async def _run(self) -> None:
         options = self._worker.options
         logger.info("registering stage %s with the head at %s", self._worker.stage.name, options.address)
-        while True:
-            joining = asyncio.ensure_future(join(self._context, options, lambda: self._worker.offer(self._number, self._life)))
+        while not self._is_leaving:
+            joining = asyncio.ensure_future(join(self._context, options, self._offer))
             link = await self._or_over(joining)
             logger.info("registered with the head at %s as replica %d", options.address, link.replica)
-            await self._settle(link)
-            await self._or_over(asyncio.ensure_future(self._serve(link)))
-            if self.state in (StageState.STARTING, StageState.READY):
+            try:
+                await self._settle(link)
+                await self._or_over(asyncio.ensure_future(self._serve(link)))
+            except Left:
+                link.channel.abort()
+                raise
+            if self.state in (StageState.STARTING, StageState.READY) and not self._is_leaving:
                 logger.warning("the head at %s is gone; waiting %g s for it", options.address, options.head_timeout_s)
             await asyncio.sleep(PAUSE_S)
+
+    def leave(self) -> None:
+        """Take no new requests; `run` returns when those under way have ended, and at once where there are none."""
+        self._is_leaving = True
+        if self._link is not None and self.state is StageState.READY:
+            self._post(Leaving())
+        elif not self._over.done():
+            self._over.set_exception(Left())
+
+    def _offer(self) -> Register:
+        self._memory.is_stale = False
+        return self._worker.offer(self._number, self._life, self._memory.orders)
 
     async def close(self) -> None:
         """End the replica and tell the head."""
         if self._link is not None:
+            fault = Fault(ServiceError.__name__, "its worker was stopped")
             with contextlib.suppress(ServiceError):
-                self._link.channel.post(Died(Fault(ServiceError.__name__, "its worker was stopped")))
+                self._link.channel.post(Died(fault) if self.state is StageState.READY else StartFailed(fault))
             await self._link.channel.close()
         await self._end_replica()
         if self._over.done():
@@ -266,12 +318,14 @@ class Seat:
         if self._meeting is not None:
             self._meeting.leave()
         self._starting = self._replica = self._meeting = None
+        self._memory = Memory()
 
     def _tell_ready(self) -> None:
         if self._replica is not None and self._replica.state is StageState.READY:
             self._post(Ready(dict(self._replica.process.facts), self._start_s))
 
     def _note_death(self, process: StageProcess) -> None:
+        self._memory = Memory()
         self._post(Died(Fault(ServiceError.__name__, process.reason)))
         self._end_if_dead()
 
@@ -294,19 +348,32 @@ class Seat:
             self._link.channel.abort()
 
     def _pass_on(self, process: StageProcess, message: FromHost) -> None:
+        if isinstance(message, Reply):
+            self._memory.answer(self._link, message)
         self._post(message)
+        self._register_anew_if_stale()
+
+    def _register_anew_if_stale(self) -> None:
+        """End a connection whose head was told of orders that a call of an earlier head has changed since."""
+        if self._memory.is_stale and self._link is not None:
+            logger.warning("a call of an earlier head has ended; registering again")
+            self._link.channel.abort()
 
     async def _serve(self, link: Link) -> None:
         """Pass messages on until the head or its connection is gone."""
         self._link = link
         beating = asyncio.create_task(self._beat())
         self._tell_ready()
+        self._register_anew_if_stale()
         is_lost = True
         try:
             while (message := await link.channel.receive()) is not None:
                 if isinstance(message, Shutdown):
-                    logger.info("the head stops")
-                elif self._replica is not None:
+                    logger.info("%s", "the last request is finished" if self._is_leaving else "the head stops")
+                    break
+                if self._replica is not None:
+                    if isinstance(message, Call):
+                        self._memory.ask(link, message)
                     self._replica.process.post(message)
         except ServiceError as error:
             logger.error("the connection to the head is given up: %s", error)
