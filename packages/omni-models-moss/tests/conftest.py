@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import json
-import multiprocessing
-import multiprocessing.util
-import os
-import wave
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +15,7 @@ import pytest
 import omni_connectors.plugin
 import omni_models_moss.plugin
 from omni_core.deploy.resolve import resolve_deployment
-from omni_core.model_info import ModelInfo, read_model_info
+from omni_core.model_info import read_model_info
 from omni_core.pipeline import PipelineConfig
 from omni_core.platforms import CPU, CUDA, Platform
 from omni_core.runner import StageInput
@@ -29,6 +23,8 @@ from omni_core.speech import ReferenceAudio, SpeechPrompt
 from omni_core.stage import ResolvedEdge, ResolvedPipeline, ResolvedStage
 from omni_core.target import load_target
 from omni_core.testing.ar_stage import running_stage
+from omni_core.testing.golden import GoldenCase, give_cases, give_folders, golden_cases, golden_folders, read_recording
+from omni_core.testing.model_fixtures import engine_process, inference, model_info, one_rank, unloaded, weights_of
 from omni_core.testing.plugins import make_manager
 from omni_models_moss.handoff import CODES
 from omni_models_moss.pipeline import MOSS_TTS_LOCAL, PIPELINES
@@ -36,42 +32,22 @@ from omni_models_moss.pipeline import MOSS_TTS_LOCAL, PIPELINES
 if TYPE_CHECKING:
     from torch import Tensor
 
+__all__ = ["engine_process", "inference", "model_info", "one_rank", "unloaded", "weights_of"]  # pytest finds them here
+
 Array = np.ndarray[Any, Any]
 Frames = list[list[int]]
 
-DATA = Path(__file__).parent / "data" / "moss-tts-local"
+HERE = Path(__file__).parent
 FRAMES_PER_SECOND = 12.5
 RUNNERS = ("omni_core.engine.ar.runner:ArRunner", "omni_core.engine.light_runner:LightRunner")
 
 
-@cache
-def _load(folder: Path) -> tuple[dict[str, Any], Any]:
-    return json.loads((folder / "golden.json").read_text(encoding="utf-8")), np.load(folder / "golden.npz")
-
-
-@dataclass(frozen=True)
-class GoldenCase:
+class LocalCase(GoldenCase):
     """One request of a golden folder of MOSS-TTS Local, and what the reference implementation made of it."""
-
-    folder: Path
-    id: str
-
-    @property
-    def record(self) -> dict[str, Any]:
-        return next(case for case in _load(self.folder)[0]["cases"] if case["id"] == self.id)
-
-    @property
-    def request(self) -> dict[str, Any]:
-        return self.record["request"]
 
     @property
     def continues(self) -> bool:
         return self.request.get("mode") == "continuation"
-
-    def array(self, name: str) -> Array | None:
-        arrays = _load(self.folder)[1]
-        key = f"{self.id}__{name}"
-        return arrays[key] if key in arrays.files else None
 
     @property
     def whole_wave(self) -> Array | None:
@@ -81,12 +57,8 @@ class GoldenCase:
 
     @property
     def recording(self) -> ReferenceAudio | None:
-        """The request's audio, [n, channels]."""
-        if "audio" not in self.request:
-            return None
-        with wave.open(str(self.folder / self.request["audio"])) as file:
-            samples = np.frombuffer(file.readframes(file.getnframes()), dtype="<i2").reshape(-1, file.getnchannels())
-            return ReferenceAudio((samples / 32768).astype(np.float32), file.getframerate())
+        """The request's audio."""
+        return read_recording(self.folder / self.request["audio"]) if "audio" in self.request else None
 
     @property
     def prompt(self) -> SpeechPrompt:
@@ -109,15 +81,7 @@ class GoldenCase:
         )
 
 
-def _golden_folders() -> list[tuple[Path, bool]]:
-    """Return the golden folders, and for each whether it is outside this package."""
-    for place in (os.environ.get("OMNI_GOLDEN"), "/work/shared/golden", DATA.parents[4].parent / "shared" / "golden"):
-        if place and (folder := Path(place, "moss-tts-local")).is_dir():
-            return [(DATA, False), (folder, True)]
-    return [(DATA, False)]
-
-
-_KINDS: dict[str, Callable[[GoldenCase], bool]] = {
+_KINDS: dict[str, Callable[[LocalCase], bool]] = {
     "case": lambda case: True,
     "decoded": lambda case: case.whole_wave is not None,
     "continued": lambda case: case.continues,
@@ -128,42 +92,22 @@ _KINDS: dict[str, Callable[[GoldenCase], bool]] = {
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run a test with `golden_folder` for every folder, and with an argument of `_KINDS` for every golden case of that kind."""
-    if "golden_folder" in metafunc.fixturenames:
-        params = [
-            pytest.param(folder, id="shared" if shared else "small", marks=[pytest.mark.golden] * shared)
-            for folder, shared in _golden_folders()
-        ]
-        metafunc.parametrize("golden_folder", params, scope="module")
-    for kind in _KINDS.keys() & set(metafunc.fixturenames):
-        params = [
-            pytest.param(case, id=f"{'shared-' if shared else ''}{case.id}", marks=[pytest.mark.golden] * shared)
-            for folder, shared in _golden_folders()
-            for case in _cases(folder)
-            if _KINDS[kind](case)
-        ]
-        metafunc.parametrize(kind, params)
-
-
-def _cases(folder: Path) -> list[GoldenCase]:
-    return [GoldenCase(folder, record["id"]) for record in _load(folder)[0]["cases"]]
+    folders = golden_folders(HERE, ["moss-tts-local"])
+    give_folders(metafunc, folders)
+    for kind, chosen in _KINDS.items():
+        give_cases(metafunc, folders, LocalCase, kind, chosen)
 
 
 @pytest.fixture(scope="session")
 def data_folder() -> Path:
     """The checkpoint of MOSS-TTS Local that comes with these tests."""
-    return DATA
+    return HERE / "data" / "moss-tts-local"
 
 
 @pytest.fixture(scope="session")
-def cases_of() -> Callable[[Path], list[GoldenCase]]:
+def cases_of() -> Callable[[Path], list[LocalCase]]:
     """Return the golden cases of a folder."""
-    return _cases
-
-
-@pytest.fixture(scope="session")
-def model_info() -> Callable[[Path], ModelInfo]:
-    """Return the facts of a checkpoint folder."""
-    return lambda folder: ModelInfo(str(folder), folder, json.loads((folder / "config.json").read_text(encoding="utf-8")))
+    return partial(golden_cases, kind=LocalCase)
 
 
 @pytest.fixture(scope="session")
@@ -243,20 +187,6 @@ class Talker:
 
 
 @pytest.fixture
-def engine_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let a test start engines: quiet, on one thread, forked from a process that pays once for the imports."""
-    # An engine's start sets these in this process; they must not reach the next test.
-    for name in ("VLLM_USE_V2_MODEL_RUNNER", "VLLM_ALLOW_LONG_MAX_MODEL_LEN", "VLLM_NO_USAGE_STATS"):
-        monkeypatch.setenv(name, os.environ.get(name, ""))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
-    multiprocessing.util.get_temp_dir()  # the server's socket is in it, so it must outlive a test's own folder
-    multiprocessing.set_forkserver_preload(["omni_core.engine.ar.preload"])
-    yield
-    gc.collect()  # what a stopped engine leaves is collected under this test's filters, not in some later test
-
-
-@pytest.fixture
 def talker(engine_process: None) -> Callable[..., Any]:
     """A function from a checkpoint's folder to an async context with its `Talker`."""
     return _running
@@ -278,50 +208,6 @@ async def _running(folder: Path, **engine: Any) -> AsyncIterator[Talker]:
     }
     async with running_stage(_stage(folder, 0, pipeline=pipeline, engine_args=engine_args), timeout_s=200) as runner:
         yield Talker(runner, load_target(pipeline.speech or "")(info))
-
-
-@pytest.fixture(scope="module")
-def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """vLLM's layers ask for their rank; here there is one."""
-    import torch
-    from vllm.config import VllmConfig, set_current_vllm_config
-    from vllm.distributed import (
-        destroy_distributed_environment,
-        destroy_model_parallel,
-        init_distributed_environment,
-        initialize_model_parallel,
-    )
-
-    torch.set_num_threads(1)
-    place = tmp_path_factory.mktemp("rank") / "store"
-    with set_current_vllm_config(VllmConfig()):
-        init_distributed_environment(1, 0, f"file://{place}", 0, "gloo")
-        initialize_model_parallel(1, 1)
-    yield
-    destroy_model_parallel()
-    destroy_distributed_environment()
-
-
-@pytest.fixture(scope="module")
-def unloaded(one_rank: None) -> Callable[[ResolvedStage], Any]:
-    """Return a stage's talker without its weights, in this process."""
-    import torch
-    from vllm.config import set_current_vllm_config
-    from vllm.utils.torch_utils import set_default_torch_dtype
-
-    from omni_core.engine.ar.engine_args import build_engine_args
-    from omni_core.engine.ar.model_class import capabilities_of, load_model_class
-    from omni_core.engine.vllm_plugin import register
-
-    def make(stage: ResolvedStage) -> Any:
-        register()
-        assert stage.architecture_target is not None
-        kind = load_model_class(stage.architecture, stage.architecture_target, where="test")
-        config = build_engine_args(stage, capabilities_of(kind)).create_engine_config()
-        with set_current_vllm_config(config), set_default_torch_dtype(torch.float32):
-            return kind(vllm_config=config)
-
-    return make
 
 
 class StraightQwen3:
@@ -378,18 +264,6 @@ class StraightQwen3:
 def straight_qwen3() -> type[StraightQwen3]:
     """The straight-line decoder."""
     return StraightQwen3
-
-
-@pytest.fixture(scope="session")
-def weights_of() -> Callable[[Path], dict[str, Tensor]]:
-    """Return the tensors of a checkpoint in float32."""
-
-    def load(folder: Path) -> dict[str, Tensor]:
-        from safetensors.torch import load_file
-
-        return {name: tensor.float() for name, tensor in load_file(folder / "model.safetensors").items()}
-
-    return load
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from omni_models_moss.realtime.checkpoint import Checkpoint as RealtimeCheckpoin
 
 @pytest.mark.parametrize("kind", [DelayCheckpoint, LocalCheckpoint, RealtimeCheckpoint])
 def test_a_folder_without_a_config_is_named(kind: type[MossCheckpoint], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot read it") as error:
+    with pytest.raises(ConfigError, match=r"cannot read config\.json") as error:
         kind.read(tmp_path)
 
     assert error.value.where == str(tmp_path / "config.json")

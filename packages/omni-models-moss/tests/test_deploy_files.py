@@ -202,9 +202,11 @@ def test_first_audio_of_the_talker_is_warned_about_where_its_kernels_are_not(res
     ("option", "warning"),
     [
         ("codec_left_context_frames: 5", "codec_left_context_frames has no effect: the codec keeps a state"),
-        ("initial_codec_chunk_frames: 20", "initial_codec_chunk_frames is cut to codec_chunk_frames, 15"),
+        ("codec_dispatch_max_rows: 4", "codec_dispatch_max_rows alone has no effect"),
+        ("codec_dispatch_max_wait_ms: 4", "codec_dispatch_max_wait_ms alone has no effect"),
+        ("initial_codec_chunk_frames: 20", "initial_codec_chunk_frames 20 is cut to codec_chunk_frames 15"),
     ],
-    ids=["context", "first payload"],
+    ids=["context", "rows", "wait", "first payload"],
 )
 @pytest.mark.parametrize("name", ["moss_tts_local", "moss_tts_delay"])
 def test_an_option_that_does_not_do_what_it_says_is_warned_about(
@@ -217,6 +219,33 @@ def test_an_option_that_does_not_do_what_it_says_is_warned_about(
 
     assert warning in said
     assert "connectors.connector_of_shared_memory.extra" in said
+
+
+NAMED = "audio_tokenizer_name_or_path: /codec"
+
+
+@pytest.mark.parametrize(
+    ("talker", "codec", "warnings"),
+    [
+        ("n_vq: 8", "codec_attention_backend: triton_slot", []),
+        (NAMED, NAMED, []),
+        ("", NAMED, ["is not set for stage 0 (moss_tts), which encodes recordings, and '/codec' for stage 1 (moss_tts_codec)"]),
+        (NAMED, "", ["is '/codec' for stage 0 (moss_tts), which encodes recordings, and not set for stage 1"]),
+        ("", "sampling_rate: 8000, n_vq: 8", ["stage 1 (moss_tts_codec): hf_overrides: n_vq, sampling_rate: no effect"]),
+    ],
+    ids=["talker", "both", "codec only", "talker only", "sizes"],
+)
+def test_override_that_does_not_do_what_it_says_is_warned_about(
+    talker: str, codec: str, warnings: list[str], resolve: Resolve, tmp_path: Path
+) -> None:
+    overlay = tmp_path / "mine.yaml"
+    stages = f"[{{stage_id: 0, hf_overrides: {{{talker}}}}}, {{stage_id: 1, hf_overrides: {{{codec}}}}}]"
+    overlay.write_text(f"base_config: moss_tts_delay.yaml\nstages: {stages}\n")
+
+    said = resolve(overlay, platform="cpu", model_type="moss_tts_delay").warnings
+
+    assert len(said) == len(warnings)
+    assert all(words in text for words, text in zip(warnings, said, strict=True))
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)

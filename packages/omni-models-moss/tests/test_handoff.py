@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from omni_core.runner import Handoff, StageOutput
+from omni_models_moss.checkpoint import CODEBOOK_SIZE
 from omni_models_moss.handoff import (
     CODES,
-    PAD,
     delayed_talker2codec,
     delayed_talker2codec_async_chunk,
     talker2codec,
@@ -96,16 +96,16 @@ def test_a_whole_request_is_one_payload(handoff: Handoff) -> None:
 def delayed(frames: np.ndarray[Any, Any], *, silent_rows: int = 2) -> np.ndarray[Any, Any]:
     """Return the rows that a talker of the delay pattern makes of frames, with rows of pads around them."""
     count, books = frames.shape
-    rows = np.full((count + books - 1, books), PAD)
+    rows = np.full((count + books - 1, books), CODEBOOK_SIZE)
     for book in range(books):
         rows[book : book + count, book] = frames[:, book]
-    silence = np.full((silent_rows, books), PAD)
+    silence = np.full((silent_rows, books), CODEBOOK_SIZE)
     return np.concatenate([silence, rows, silence])
 
 
 @pytest.fixture
 def speech() -> np.ndarray[Any, Any]:
-    return np.random.default_rng(7).integers(0, PAD, (11, 4))
+    return np.random.default_rng(7).integers(0, CODEBOOK_SIZE, (11, 4))
 
 
 def test_delayed_rows_of_a_whole_request_become_its_frames(handoff: Handoff, speech: np.ndarray[Any, Any]) -> None:
@@ -130,7 +130,7 @@ def test_delayed_rows_in_any_portions_become_the_same_frames_in_chunks(
 
 
 def test_delayed_talker_that_says_nothing_ends_with_an_empty_payload(handoff: Handoff) -> None:
-    silence = StageOutput(tensors={CODES: np.full((6, 4), PAD)})
+    silence = StageOutput(tensors={CODES: np.full((6, 4), CODEBOOK_SIZE)})
 
     assert delayed_talker2codec_async_chunk(handoff, silence) is None
     assert delayed_talker2codec_async_chunk(handoff, StageOutput(finished=True)) == {}

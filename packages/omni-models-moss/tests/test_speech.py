@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
+from omni_core import client
 from omni_core.errors import ConfigError, RequestError
 from omni_core.model_info import ModelInfo
 from omni_core.speech import SpeechAdapter, SpeechPrompt
 from omni_core.target import load_target
+from omni_models_moss.codec.location import NAME
 from omni_models_moss.local.speech import NanoSpeech
-from omni_models_moss.pipeline import PIPELINES
+from omni_models_moss.pipeline import MOSS_TTS_NANO, PIPELINES
 
 
 @pytest.fixture
@@ -147,3 +149,89 @@ def test_a_codec_whose_sizes_cannot_be_read_is_an_error_that_names_the_file(
         _ = NanoSpeech(ModelInfo(str(folder), folder, {})).traits
 
     assert caught.value.where == str(config)
+
+
+@pytest.fixture
+def other_codec(tmp_path: Path) -> Path:
+    """The folder of a codec that is none of a tiny checkpoint's."""
+    folder = tmp_path / "codec"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"number_channels": 2, "downsample_rate": 960, "sampling_rate": 12000}')
+    return folder
+
+
+@pytest.fixture
+def deployed(tiny: Callable[..., Path], stage_of: Callable[..., Any]) -> Callable[..., SpeechAdapter]:
+    """Return the adapter of a deployment whose stages have these `hf_overrides`."""
+
+    def make(talker: dict[str, Any], codec: dict[str, Any], folder: Path | None = None, **values: Any) -> SpeechAdapter:
+        folder = folder or tiny("moss_tts_nano")
+        given = ({"engine_args": {"hf_overrides": talker}}, {"engine_args": {"hf_overrides": codec}, **values})
+        stages = tuple(stage_of(folder, index, pipeline=MOSS_TTS_NANO, **each) for index, each in enumerate(given))
+        return NanoSpeech(ModelInfo(str(folder), folder, {}), {"stages": stages})
+
+    return make
+
+
+def _sizes(adapter: SpeechAdapter) -> tuple[int, int, int]:
+    return adapter.traits.sample_rate, adapter.traits.channels, adapter.traits.samples_per_frame
+
+
+def test_sizes_are_those_of_the_codec_that_the_stage_names(deployed: Callable[..., SpeechAdapter], other_codec: Path) -> None:
+    """An override beats the folder inside the checkpoint, here as in the stage's process (`find_codec`)."""
+    named = {NAME: str(other_codec)}
+
+    assert _sizes(deployed(named, named)) == (12000, 2, 960)
+    assert _sizes(deployed({}, {})) == (48000, 2, 3840)
+
+
+def test_the_server_tells_the_adapter_what_the_deployment_names(
+    resolve: Callable[..., Any], other_codec: Path, tmp_path: Path
+) -> None:
+    named = f"hf_overrides: {{{NAME}: {other_codec}}}"
+    deploy = tmp_path / "mine.yaml"
+    deploy.write_text(f"base_config: moss_tts_delay.yaml\nstages: [{{stage_id: 0, {named}}}, {{stage_id: 1, {named}}}]\n")
+
+    adapter = client._speech_adapter(resolve(deploy, platform="cpu", model_type="moss_tts_delay"))
+
+    assert adapter is not None
+    assert _sizes(adapter) == (12000, 2, 960)
+
+
+def test_sizes_are_those_of_the_codec_that_the_stage_has_as_its_model(
+    deployed: Callable[..., SpeechAdapter], other_codec: Path
+) -> None:
+    config = json.loads((other_codec / "config.json").read_text())
+    (other_codec / "config.json").write_text(json.dumps({**config, "quantizer_kwargs": {}}))
+
+    assert _sizes(deployed({}, {}, model=str(other_codec))) == (12000, 2, 960)
+
+
+def test_codec_that_a_stage_names_and_that_is_not_there_is_an_error(
+    deployed: Callable[..., SpeechAdapter], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="there is no folder"):
+        _ = deployed({}, {NAME: str(tmp_path / "nowhere")}).traits
+
+
+def test_only_small_files_of_a_repository_are_fetched_for_the_sizes_and_none_of_the_published_one(
+    deployed: Callable[..., SpeechAdapter], other_codec: Path, tiny: Callable[..., Path], tmp_path: Path, monkeypatch: Any
+) -> None:
+    asked = []
+
+    def fetch(name: str, revision: object, weights: bool) -> Path:
+        asked.append((name, weights))
+        return other_codec
+
+    monkeypatch.setattr("omni_core.model_info._fetch", fetch)
+    bare = shutil.copytree(tiny("moss_tts_nano"), tmp_path / "bare", ignore=shutil.ignore_patterns("audio_tokenizer"))
+
+    assert _sizes(deployed({}, {NAME: "org/codec"})) == (12000, 2, 960)
+    assert _sizes(deployed({}, {}, folder=bare)) == (48000, 2, 3840)
+    assert asked == [("org/codec", False)]
+
+
+def test_values_that_the_talkers_stage_replaces_hold_for_requests_too(deployed: Callable[..., SpeechAdapter]) -> None:
+    adapter: Any = deployed({"n_vq": 7}, {})
+
+    assert adapter.checkpoint.num_codes == 7

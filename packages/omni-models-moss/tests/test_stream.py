@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
 
 from omni_core.errors import ConfigError
+from omni_core.modelkit import first_chunk
 from omni_models_moss.stream import ChunkPolicy, check_options
 
 
@@ -74,3 +76,13 @@ def test_wrong_option_names_key_and_value(options: dict[str, Any], message: str)
 )
 def test_a_request_may_choose_the_size_of_the_first_payload(asked: int | None, expected: int) -> None:
     assert _size(ChunkPolicy.read({}, asked), 0) == expected
+
+
+def test_a_request_that_asks_for_more_than_a_payload_is_cut_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    """TT-15; what the edge asks for was said when the file was read."""
+    with caplog.at_level(logging.WARNING, logger=first_chunk.__name__):
+        for _ in range(2):
+            assert ChunkPolicy.read({"codec_chunk_frames": 7}, 32).initial == 7
+        assert ChunkPolicy.read({"codec_chunk_frames": 7, "initial_codec_chunk_frames": 33}).initial == 7
+
+    assert caplog.messages == ["a request's initial_codec_chunk_frames 32 is cut to codec_chunk_frames 7 (said once)"]

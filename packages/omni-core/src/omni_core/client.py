@@ -257,7 +257,7 @@ def _speech_adapter(resolved: ResolvedPipeline) -> SpeechAdapter | None:
     from omni_core.model_info import read_model_info
 
     adapter = cast("type[SpeechAdapter]", load_target(resolved.config.speech, where=f"pipeline {resolved.config.model_type!r}"))
-    return adapter(read_model_info(resolved.model), resolved.values)
+    return adapter(read_model_info(resolved.model), {**resolved.values, "stages": resolved.stages})
 
 
 class Omni:

@@ -102,7 +102,9 @@ class SpeechAdapter(ABC):
     Args:
         model: The checkpoint.
         options: What the deployment says of speech (`ResolvedPipeline.values`): `tts_max_instructions_length`, the most
-            characters of `instructions`, and `custom_voice_dir`. A key that is not there leaves the matter to the model.
+            characters of `instructions`, and `custom_voice_dir`. Also `stages`, the resolved stages, of which one may have
+            another checkpoint (`model`) or other values of its configuration (`hf_overrides`). A key that is not there leaves
+            the matter to the model.
     """
 
     def __init__(self, model: ModelInfo, options: Mapping[str, Any] | None = None) -> None:

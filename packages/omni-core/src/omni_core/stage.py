@@ -32,6 +32,8 @@ class ResolvedEdge:
     """The other keys of `extra`: chunk policy and model options of this edge."""
     async_chunk: bool = False
     """Whether chunks travel while the producer still works."""
+    dtype: str | None = None
+    """`dtype` of the stage that takes the payloads, for a producer that does a part of its work; None where it says none."""
 
 
 @dataclass(frozen=True)

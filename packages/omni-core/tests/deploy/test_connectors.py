@@ -44,6 +44,23 @@ def test_either_end_names_the_connector(resolve: Resolve, text: str) -> None:
     assert edge.target == "omni_core.testing.fakes:FolderConnector"
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (stages(), None),
+        (stages("dtype: float16", "dtype: bfloat16"), "bfloat16"),
+        ("dtype: float32\n" + stages("dtype: float16"), "float32"),
+        ("dtype: float32\n" + stages("", "dtype: null"), None),
+    ],
+    ids=["unset", "of the stage", "pipeline-wide", "erased"],
+)
+def test_both_ends_of_an_edge_know_the_dtype_of_the_stage_that_takes(resolve: Resolve, text: str, expected: str | None) -> None:
+    first, second = resolve("two", text).stages
+
+    assert first.outputs == second.inputs
+    assert first.outputs[0].dtype == expected
+
+
 def test_extra_is_split_between_transport_and_stream(resolve: Resolve) -> None:
     """CN-04: the connector's options model says what is the transport's."""
     text = (

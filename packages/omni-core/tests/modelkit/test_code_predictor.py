@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from omni_core.capabilities import MtpSampling
+from omni_core.errors import ConfigError
+from omni_core.modelkit.config_reader import ConfigReader
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.engine
@@ -120,6 +122,28 @@ def test_sizes_come_from_the_talkers_configuration() -> None:
     raw = {"vocab_size": 2048, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 5}
     raw |= {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}
 
-    config = PredictorConfig.read({"code_predictor_config": raw, "num_code_groups": 16, "hidden_size": 2048})
+    config = PredictorConfig.read(ConfigReader(raw, "config.json", "tiny"), codes=16, talker_hidden=2048)
 
     assert (config.steps, config.layers, config.talker_hidden, config.rope_theta) == (15, 5, 2048, 1e6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"intermediate_size": None}, r"talker\.intermediate_size is missing"),
+        ({"num_hidden_layers": 0}, r"talker\.num_hidden_layers must be a positive whole number, not 0"),
+        ({"rms_norm_eps": "1e-6"}, r"talker\.rms_norm_eps must be a positive number, not '1e-6'"),
+        ({"rope_parameters": {"rope_theta": -1}}, r"talker\.rope_parameters\.rope_theta must be a positive number, not -1"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_size_that_cannot_be_is_named_with_its_file(changes: dict[str, Any], message: str) -> None:
+    from omni_core.modelkit.code_predictor import PredictorConfig
+
+    raw = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    raw |= {"num_attention_heads": 4, "num_key_value_heads": 2, **changes}
+
+    with pytest.raises(ConfigError, match=message) as error:
+        PredictorConfig.read(ConfigReader(raw, "m/config.json", "tiny", "talker."), codes=6, talker_hidden=32)
+
+    assert error.value.where == "m/config.json"

@@ -6,13 +6,22 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from omni_core.errors import ConfigError
 from omni_core.modelkit.config_reader import ConfigReader
 
+if TYPE_CHECKING:
+    from omni_core.stage import ResolvedStage
+
 CODEBOOK_SIZE = 1024
 """Entries of each codebook of the family's codecs, and the code that stands for none."""
+
+
+def overrides_of(stage: ResolvedStage) -> Mapping[str, Any]:
+    """Return the values of config.json that a stage replaces, its `hf_overrides`."""
+    found = stage.engine_args.get("hf_overrides")
+    return found if isinstance(found, Mapping) else {}
 
 
 @dataclass(frozen=True)
@@ -41,6 +50,16 @@ class MossCheckpoint(ABC):
         return cls.from_reader(ConfigReader.of_folder(folder, cls.model), Path(folder))
 
     @classmethod
+    def of_stage(cls, stage: ResolvedStage) -> Self:
+        """Return the facts of a talker's checkpoint as its engine reads them: with the stage's `hf_overrides`.
+
+        Raises:
+            ConfigError: As `read`.
+        """
+        raw = ConfigReader.of_folder(stage.model, cls.model).raw
+        return cls.from_config({**raw, **overrides_of(stage)}, stage.model)
+
+    @classmethod
     def from_config(cls, raw: Mapping[str, Any], folder: str | Path) -> Self:
         """Return the facts in an already parsed config.json."""
         return cls.from_reader(cls.reader(raw, folder), Path(folder))
@@ -58,6 +77,11 @@ class MossCheckpoint(ABC):
         Raises:
             ConfigError: A field is missing or has another type.
         """
+
+    @property
+    def hears(self) -> bool:
+        """Whether requests may bring recordings."""
+        return True
 
     def check_frames(self, most: int, *, least: int = 1) -> None:
         """Check that a talker can make frames of this form.

@@ -13,9 +13,11 @@ from omni_core.errors import ConfigError
 from omni_core.modelkit.codec_stage import CodecStage, payload_rows, stage_device, stage_dtype
 from omni_core.runner import LightChunk
 from omni_core.stage import ResolvedStage
+from omni_models_moss.checkpoint import overrides_of
 from omni_models_moss.codec.decoder import CodecDecoder
 from omni_models_moss.codec.location import find_codec
 from omni_models_moss.codec.memory import Stream
+from omni_models_moss.overrides import OTHER_CODECS
 
 logger = logging.getLogger(__name__)
 
@@ -114,9 +116,8 @@ class MossTTSCodecDecoder(CodecStage):
 
 def _without_effect(stage: ResolvedStage) -> list[str]:
     """Return the settings of a stage that are meant for codecs of another make."""
-    overrides = stage.engine_args.get("hf_overrides")
-    given = {**stage.engine_args, **(overrides if isinstance(overrides, Mapping) else {})}
-    return [name for name in ("codec_attention_backend", "compilation_config") if given.get(name)]
+    given = {**stage.engine_args, **overrides_of(stage)}
+    return [name for name in (*OTHER_CODECS, "compilation_config") if given.get(name)]
 
 
 def _load_decoder(stage: ResolvedStage) -> CodecDecoder:

@@ -14,14 +14,13 @@ import numpy as np
 
 from omni_core.payload import Payload
 from omni_core.runner import Handoff, StageOutput
+from omni_models_moss.checkpoint import CODEBOOK_SIZE
 from omni_models_moss.delay.pattern import aligned
 from omni_models_moss.rows import Frames
 from omni_models_moss.stream import ChunkPolicy
 
 CODES = "codes.audio"
 """Name under which the frames leave the talker: its output key ("codes", "audio"), joined."""
-PAD = 1024
-"""The code that stands for none: one above the last entry of every codebook."""
 _NONE = np.zeros((0, 1), dtype=np.int32)
 
 
@@ -60,7 +59,7 @@ def _completed(handoff: Handoff, rows: Frames) -> Frames:
     state["begun"] -= len(begun)
     if len(begun):
         state["heard"] = np.concatenate([state["heard"], begun]) if "heard" in state else begun
-    return frames[(frames != PAD).any(axis=1)]
+    return frames[(frames != CODEBOOK_SIZE).any(axis=1)]
 
 
 def _rows(output: StageOutput) -> Frames:

@@ -22,7 +22,7 @@ Facts = TypeVar("Facts", bound=MossCheckpoint)
 
 
 class MossInput(Generic[Facts]):
-    """What a talker's checkpoint says, its tokenizer, and the codec that makes frames of recordings.
+    """What a talker's checkpoint says, its tokenizer, and the codec that makes frames of recordings, if it hears any.
 
     Args:
         stage: The talker's stage.
@@ -34,9 +34,9 @@ class MossInput(Generic[Facts]):
     """
 
     def __init__(self, stage: ResolvedStage, checkpoint: type[Facts]) -> None:
-        self.facts = checkpoint.read(stage.model)
+        self.facts = checkpoint.of_stage(stage)
         self.encode = load_tokenizer(stage.model).encode
-        self.recordings = Recordings(stage, self.facts.num_codes)
+        self.recordings = Recordings(stage, self.facts)
 
     @staticmethod
     def engine_input(

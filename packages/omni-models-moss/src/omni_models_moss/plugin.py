@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from omni_core.hookspecs import hookimpl
 from omni_core.tiny import TinyModelEntry
+from omni_models_moss.overrides import check_overrides
 from omni_models_moss.pipeline import PIPELINES
 from omni_models_moss.stream import check_edges, check_first_audio
 
@@ -58,10 +59,11 @@ def omni_deploy_dirs() -> Iterable[Traversable]:
 
 @hookimpl
 def omni_config_resolved(stages: tuple[ResolvedStage, ...]) -> None:
-    """Check the options of this package's edges before anything starts, and say what has no effect."""
+    """Check the options of this package's edges and stages before anything starts, and say what has no effect."""
     if stages and stages[0].pipeline in _OURS:
         check_edges(stages)
         check_first_audio(stages)
+        check_overrides(stages)
 
 
 @hookimpl

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from omni_core.errors import RequestError
 from omni_core.modelkit.cache import BoundedCache
 from omni_core.payload import Payload
 from omni_models_moss.rows import NO_CODE, Frames, Rows
 
 if TYPE_CHECKING:
     from omni_core.stage import ResolvedStage
+    from omni_models_moss.checkpoint import MossCheckpoint
     from omni_models_moss.reference import ReferenceEncoder
 
 _CACHE_ENTRIES = 1024
@@ -23,17 +25,20 @@ _CACHE_ENTRIES = 1024
 class Recordings:
     """Encode recordings with the codec of a stage, and keep the frames of the last ones.
 
+    Nothing of the codec is loaded for a checkpoint that hears no recordings.
+
     Args:
         stage: The talker's stage.
-        num_codes: Codes of a frame.
+        facts: Its checkpoint: how many codes a frame has, and whether requests may bring recordings.
 
     Raises:
         ConfigError: There is no codec, or a file of it is missing or damaged.
         DependencyError: The codec's repository cannot be fetched.
     """
 
-    def __init__(self, stage: ResolvedStage, num_codes: int) -> None:
-        self._encoder = _load_encoder(stage, num_codes)
+    def __init__(self, stage: ResolvedStage, facts: MossCheckpoint) -> None:
+        self.encoder = _load_encoder(stage, facts.num_codes) if facts.hears else None
+        """What makes frames of recordings; None where there are none."""
         self._frames: BoundedCache[Frames] = BoundedCache(_CACHE_ENTRIES)
 
     def frames(self, payload: Payload, name: str = "ref_audio") -> Frames | None:
@@ -44,14 +49,16 @@ class Recordings:
             name: Which recording.
 
         Raises:
-            RequestError: The recording cannot be used.
+            RequestError: The recording cannot be used, or the checkpoint takes none.
         """
         samples: Any = payload.get(name)
         if samples is None:
             return None
+        if (encoder := self.encoder) is None:
+            raise RequestError("this checkpoint takes no recordings", param=name, hint=f"leave out {name!r}")
         samples, rate = np.ascontiguousarray(samples, dtype=np.float32), int(payload[f"{name}_rate"])
         key = (hashlib.sha256(samples.data).digest(), samples.shape, rate)
-        return self._frames.get(key, lambda: self._encoder.encode(samples, rate))
+        return self._frames.get(key, lambda: encoder.encode(samples, rate))
 
 
 def cache_key(rows: Rows, slots: Sequence[int], *frames: Frames | None) -> str | None:

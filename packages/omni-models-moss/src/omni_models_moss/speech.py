@@ -5,6 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Mapping
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from omni_core.errors import RequestError
@@ -12,6 +13,7 @@ from omni_core.modelkit.config_reader import ConfigReader, read_json
 from omni_core.speech import PreparedSpeech, ReferenceAudio, SpeechAdapter, SpeechPrompt, SpeechTraits
 from omni_core.speech_checks import check_fields, check_instructions, check_reference, check_text, limits, whole_number
 from omni_models_moss.checkpoint import MossCheckpoint
+from omni_models_moss.codec.location import find_codec_config
 from omni_models_moss.pipeline import CODEC_FOLDER
 
 if TYPE_CHECKING:
@@ -31,7 +33,8 @@ class MossSpeech(SpeechAdapter):
     """Check speech prompts against one checkpoint.
 
     `ref_audio` alone is a voice to imitate. With `ref_text`, the words it says, it is the beginning of the speech: the model
-    continues it, and only what is new is returned. Subclasses say which fields count.
+    continues it, and only what is new is returned. Subclasses say which fields count. Where the options tell the stages of the
+    deployment, their `hf_overrides` hold here as in their own processes.
 
     Raises:
         ConfigError: config.json is missing, or has a field of another type.
@@ -48,14 +51,16 @@ class MossSpeech(SpeechAdapter):
 
     def __init__(self, model: ModelInfo, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(model, options)
-        self.checkpoint = self.checkpoint_class.read(model.path)
+        self._stages = tuple(self.options.get("stages") or ())
+        found = self.checkpoint_class
+        self.checkpoint = found.of_stage(self._stages[0]) if self._stages else found.read(model.path)
 
     @cached_property
     def traits(self) -> SpeechTraits:
         """What this checkpoint accepts and makes."""
         facts = self._codec_facts()
         return SpeechTraits(
-            sample_rate=self.checkpoint.sample_rate,
+            sample_rate=facts["sampling_rate"],
             channels=facts["number_channels"],
             accepts=self.accepts,
             clones="ref_audio" in self.accepts,
@@ -66,13 +71,22 @@ class MossSpeech(SpeechAdapter):
         )
 
     def _codec_facts(self) -> dict[str, int]:
-        """Return channels and hop of the codec; the published values where its config is in a repository of its own."""
+        """Return rate, channels and hop of the codec that decodes; the published values for what its config does not say."""
         facts = {"number_channels": self.channels, "downsample_rate": self.samples_per_frame}
-        path = self.checkpoint.folder / CODEC_FOLDER / "config.json"
-        if not path.is_file():
-            return facts
+        rate = self.checkpoint.sample_rate
+        path = self._codec_config()
+        if path is None:
+            return {**facts, "sampling_rate": rate}
         read = ConfigReader(read_json(path), str(path), f"{self.model_name}'s codec")
-        return {name: read.optional(name, int, value) for name, value in facts.items()}
+        found = {name: read.optional(name, int, value) for name, value in facts.items()}
+        return {**found, "sampling_rate": read.optional("sampling_rate", int, read.optional("sample_rate", int, rate))}
+
+    def _codec_config(self) -> Path | None:
+        """Return the config.json of the codec that decodes; None for the published codec in a repository of its own."""
+        if self._stages:
+            return find_codec_config(self._stages[-1])
+        path = self.checkpoint.folder / CODEC_FOLDER / "config.json"
+        return path if path.is_file() else None
 
     def check(self, prompt: SpeechPrompt) -> None:
         """Check what this checkpoint needs beyond a text.

@@ -11,21 +11,23 @@ from typing import Any
 
 from omni_core.deploy.notes import warn
 from omni_core.errors import ConfigError
+from omni_core.modelkit.first_chunk import advise_cut, cut_request
 from omni_core.stage import ResolvedStage
 from omni_models_moss.pipeline import MOSS_TTS_LOCAL
 
 logger = logging.getLogger(__name__)
 
+_ROWS = "codec_dispatch_max_rows"
+_WAIT = "codec_dispatch_max_wait_ms"
 _NUMBERS = {
     "codec_chunk_frames": 1,
     "codec_left_context_frames": 0,
     "initial_codec_chunk_frames": 0,
-    "codec_dispatch_max_rows": 1,
+    _ROWS: 1,
     "max_inflight": 1,
 }
 """Whole-number keys and the least value of each."""
 _SWITCHES = ("codec_streaming", "talker_first_audio")
-_WAIT = "codec_dispatch_max_wait_ms"
 KEYS = frozenset((*_NUMBERS, *_SWITCHES, _WAIT))
 
 
@@ -46,11 +48,14 @@ class ChunkPolicy:
         Args:
             options: What `check_options` has accepted.
             initial: Frames of the first payload as the request wants them; 0 means a steady one, None what the options say.
+                More than a steady one has is cut to it, and said once (TT-15).
         """
         steady = int(options.get("codec_chunk_frames", cls.steady))
-        chosen = options.get("initial_codec_chunk_frames", cls.initial) if initial is None else initial
-        initial = int(chosen) or steady
-        return cls(steady=steady, initial=min(initial, steady), streams=bool(options.get("codec_streaming", True)))
+        if initial is None:
+            initial = min(int(options.get("initial_codec_chunk_frames", cls.initial)), steady)
+        else:
+            initial = cut_request(int(initial), steady)
+        return cls(steady=steady, initial=initial or steady, streams=bool(options.get("codec_streaming", True)))
 
     def is_due(self, frames: int, sent: int) -> bool:
         """Return whether so many frames make the payload after `sent` others, although the talker goes on."""
@@ -71,8 +76,10 @@ def check_edges(stages: Sequence[ResolvedStage]) -> None:
                 warn(
                     f"{where}: codec_left_context_frames has no effect: the codec keeps a state instead of hearing frames again"
                 )
-            if options.get("initial_codec_chunk_frames", 0) > (steady := options.get("codec_chunk_frames", ChunkPolicy.steady)):
-                warn(f"{where}: initial_codec_chunk_frames is cut to codec_chunk_frames, {steady}")
+            if len(alone := [key for key in (_ROWS, _WAIT) if key in options]) == 1:
+                warn(f"{where}: {alone[0]} alone has no effect: a batch waits for {_ROWS} rows, and {_WAIT} at most")
+            steady = options.get("codec_chunk_frames", ChunkPolicy.steady)
+            advise_cut("initial_codec_chunk_frames", options.get("initial_codec_chunk_frames", 0), steady, where)
 
 
 def check_first_audio(stages: Sequence[ResolvedStage]) -> None:

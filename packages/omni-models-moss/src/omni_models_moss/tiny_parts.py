@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from omni_core.errors import ConfigError
-from omni_core.modelkit.tiny_weights import Drawn, Tensors, write_tensors
+from omni_core.modelkit.tiny_weights import Drawn, Tensors, write_json, write_tensors
 from omni_models_moss.codec.tiny import write_codec
 from omni_models_moss.pipeline import CODEC_FOLDER
 
@@ -25,7 +24,6 @@ SPECIAL = (
     "<|audio_end|>",
 )
 HIDDEN, INNER = 64, 96
-CODEBOOK_SIZE = 1024
 
 ATTENTION_GAIN = 3.0
 CODE_SPREAD = 1.5
@@ -33,7 +31,7 @@ CODE_SPREAD = 1.5
 TEXT_SPREAD = 0.7
 
 
-def begin_checkpoint(folder: Path, variant: str, known: Iterable[str], model: str) -> None:
+def begin_checkpoint(folder: Path, variant: str, known: Collection[str], model: str) -> None:
     """Check what was asked for with `--variant`, and make the folder.
 
     Raises:
@@ -89,8 +87,3 @@ def gpt2_block(name: str) -> Tensors:
     for norm in ("ln_1", "ln_2"):
         found |= {f"{name}.{norm}.weight": Drawn.norm(HIDDEN), f"{name}.{norm}.bias": Drawn.bias(HIDDEN)}
     return found
-
-
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write an object as the released files have it."""
-    path.write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,18 +28,6 @@ def tiny_codec(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("codec") / "audio_tokenizer"
     write_codec(folder, 3)
     return folder
-
-
-@pytest.fixture
-def inference() -> Iterator[None]:
-    """Run a test as the light runner runs a model: one thread, no gradients."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with torch.inference_mode():
-        yield
-    torch.set_num_threads(threads)
 
 
 class StraightCodec:

@@ -98,7 +98,7 @@ def test_a_mono_codec_may_leave_its_channels_out() -> None:
 def test_other_spellings_are_understood() -> None:
     raw = copy.deepcopy(CONFIG)
     raw["sample_rate"] = raw.pop("sampling_rate")
-    raw["compute_dtype"] = "bf16"
+    raw |= {"compute_dtype": None, "codec_compute_dtype": "bf16"}
     turned = []
     for part in reversed(raw.pop("decoder_kwargs")):
         inputs = {"input_dimension": part.get("output_dimension"), "output_dimension": part.get("input_dimension")}
@@ -115,11 +115,11 @@ def test_other_spellings_are_understood() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"quantizer_kwargs": None}, "quantizer_kwargs must be a JSON object, not None"),
+        ({"quantizer_kwargs": None}, "quantizer_kwargs is missing"),
         ({"quantizer_kwargs__num_quantizers": 0}, "quantizer_kwargs.num_quantizers must be a positive whole number, not 0"),
         ({"quantizer_kwargs__quantizer_type": "rvq"}, "quantizer_type 'rvq' is not known"),
         ({"sampling_rate": "48k"}, "sampling_rate must be a positive whole number, not '48k'"),
-        ({"encoder_kwargs": {}}, "encoder_kwargs must be a list, not {}"),
+        ({"encoder_kwargs": {}}, "encoder_kwargs must be of type list, not {}"),
         ({"decoder_kwargs": [7]}, "the patches multiply to 7680 and 1"),
         ({"decoder_kwargs__1__patch_size": 5}, "the patches multiply to 7680 and 9600, not to 3840 samples of 2 channels"),
         ({"decoder_kwargs__1__module_type": "Resample"}, r"decoder_kwargs\[1\] is of the unknown type 'Resample'"),

@@ -73,7 +73,7 @@ def test_an_override_of_the_stage_beats_all(tmp_path: Path, stage_of: StageOf) -
     assert find_codec(stage_of(folder, 0, engine_args={"hf_overrides": {NAME: str(other)}})) == other
 
 
-def _nowhere(name: str) -> None:
+def _nowhere(name: str, *, weights: bool) -> None:
     raise DependencyError(f"cannot fetch {name!r}")
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from omni_core.testing.second_runner import SMALL, frames_of_second_runner
 
 # vLLM leaves its zmq contexts to the garbage collector, which warns.
 pytestmark = [
@@ -65,24 +63,21 @@ def test_a_seed_decides_sampled_speech(
     assert first != other
 
 
-def test_the_second_model_runner_makes_the_same_codes(data_folder: Path, cases_of: Callable[[Path], list[Any]]) -> None:
+def test_the_second_model_runner_makes_the_same_codes(
+    data_folder: Path, cases_of: Callable[[Path], list[Any]], tmp_path: Path
+) -> None:
     """MR-08, in the interpreted lane: the same model class, the other adapter."""
     pytest.importorskip("triton")
-    case, here = cases_of(data_folder)[0], Path(__file__).parent
-    prompt = {name: getattr(case.prompt, name) for name in ("text", "language", "quality", "ambient_sound")}
-    sampling = {"temperature": 0.0, "max_tokens": 24, "repetition_penalty": case.record["repetition_penalty"]}
-    path = os.pathsep.join(filter(None, [str(here.parent / "data" / "mrv2_lane"), os.environ.get("PYTHONPATH")]))
+    case = cases_of(data_folder)[0]
 
-    done = subprocess.run(
-        [sys.executable, str(here / "speak.py"), str(data_folder), "v2", json.dumps({"prompt": prompt, "sampling": sampling})],
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path, "VLLM_LOGGING_LEVEL": "INFO", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
+    made = frames_of_second_runner(
+        data_folder,
+        "omni_models_moss.pipeline:MOSS_TTS_LOCAL",
+        "omni_models_moss.local.talker:MossTTSLocalTalker",
+        {name: getattr(case.prompt, name) for name in ("text", "language", "quality", "ambient_sound")},
+        {"temperature": 0.0, "max_tokens": 24, "repetition_penalty": case.record["repetition_penalty"]},
+        engine_args={**SMALL, "max_num_batched_tokens": 256, "max_model_len": 256},
+        site=tmp_path,
     )
 
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "Using V2 Model Runner" in done.stdout + done.stderr
-    printed = next(line for line in done.stdout.splitlines() if line.startswith("frames "))
-    assert json.loads(printed.removeprefix("frames ")) == case.record["codes"]
+    assert made == case.record["codes"]

@@ -18,8 +18,15 @@ def test_facts_that_config_json_leaves_out_are_the_references() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"delay_tokens_len": 0}, {"repetition_window": -1}, {"audio_eos_token": 1027}, {"audio_bos_token": 2000}],
-    ids=lambda changes: next(iter(changes)),
+    [
+        {"delay_tokens_len": 0},
+        {"repetition_window": -1},
+        {"audio_eos_token": 1027},
+        {"audio_bos_token": 2000},
+        {"audio_bos_token": -1},
+        {"audio_eos_token": 7},
+    ],
+    ids=lambda changes: "-".join(map(str, *changes.items())),
 )
 def test_values_that_cannot_be_are_refused_where_the_checkpoint_is_read(changes: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=str(next(iter(changes.values())))) as error:

@@ -35,9 +35,13 @@ def test_declared_capabilities_fit_together() -> None:
         ({"rvq": 1}, "frames of 1 codes"),
         ({"audio_pad_token": 1000}, "codes below 1000"),
         ({"local_config": None}, "local_config is missing"),
-        ({"local_config": {"hidden_size": 64}}, r"local_config\.intermediate_size is missing"),
+        ({"local_config": {"hidden_size": 64, "num_attention_heads": 4}}, r"local_config\.intermediate_size is missing"),
+        (
+            {"local_config": {"hidden_size": 32}},
+            r"local_config\.hidden_size 32 .* do not fit a backbone of 64",
+        ),
     ],
-    ids=["one code", "another pad", "no depth transformer", "a size missing"],
+    ids=["one code", "another pad", "no depth transformer", "a size missing", "another width"],
 )
 def test_a_checkpoint_of_another_form_is_refused(
     changes: dict[str, Any],

@@ -59,6 +59,7 @@ def test_without_a_name_the_references_voice_speaks_or_the_first(tmp_path: Path)
     [
         b"no file of torch's",
         pickle.dumps(Harm(), protocol=2),
+        b"\x80\x02.",
         {},
         [1],
         {"a": {"bos_token": 1}},
@@ -66,7 +67,7 @@ def test_without_a_name_the_references_voice_speaks_or_the_first(tmp_path: Path)
         {"a": 3},
         None,
     ],
-    ids=["text", "code", "nothing", "a list", "no vector", "a flat vector", "a number", "no file"],
+    ids=["text", "code", "an empty pickle", "nothing", "a list", "no vector", "a flat vector", "a number", "no file"],
 )
 def test_what_holds_no_voices_is_refused(tmp_path: Path, content: Any) -> None:
     if isinstance(content, bytes):

@@ -71,11 +71,20 @@ def test_an_id_that_is_no_number_is_an_error_that_names_it(raw: dict[str, Any], 
         Checkpoint.from_config(raw, "m")
 
 
-def test_a_dialect_that_is_no_language_is_an_error_that_names_it(raw: dict[str, Any]) -> None:
-    del raw["talker_config"]["codec_language_id"]["beijing_dialect"]
+@pytest.mark.parametrize("dialect", ["shanghai_dialect", ["beijing_dialect"], True])
+def test_a_dialect_that_is_no_language_is_an_error_that_names_it(raw: dict[str, Any], dialect: Any) -> None:
+    raw["talker_config"]["spk_is_dialect"]["dylan"] = dialect
 
-    with pytest.raises(ConfigError, match=r"spk_is_dialect names \['beijing_dialect'\], which codec_language_id lacks"):
+    with pytest.raises(ConfigError, match=r"talker_config\.spk_is_dialect names .*, which codec_language_id lacks") as error:
         Checkpoint.from_config(raw, "m")
+
+    assert str(dialect).lower() in error.value.message
+
+
+def test_dialects_are_matched_without_case(raw: dict[str, Any]) -> None:
+    raw["talker_config"]["spk_is_dialect"]["dylan"] = "Beijing_Dialect"
+
+    assert Checkpoint.from_config(raw, "m").language_id("auto", "dylan") == 2074
 
 
 def test_voices_of_another_width_than_the_talkers_rows_are_an_error(raw: dict[str, Any]) -> None:

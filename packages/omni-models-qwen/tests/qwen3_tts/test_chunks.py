@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from omni_models_qwen.qwen3_tts import chunks
+from omni_core.modelkit import first_chunk
 from omni_models_qwen.qwen3_tts.chunks import Chunker, ChunkPolicy, initial_by_load
 
 FRAME_S = 0.08
@@ -97,12 +97,11 @@ def test_configured_first_payload_does_not_depend_on_the_load() -> None:
 
 
 def test_request_that_asks_for_more_than_a_payload_is_cut_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    chunks._say_cut.cache_clear()
-    with caplog.at_level(logging.WARNING, logger=chunks.__name__):
+    with caplog.at_level(logging.WARNING, logger=first_chunk.__name__):
         for _ in range(2):
-            assert ChunkPolicy.read({"codec_chunk_frames": 10}, 30).initial == 10
+            assert ChunkPolicy.read({"codec_chunk_frames": 10}, 31).initial == 10
 
-    assert caplog.messages == ["a request's initial_codec_chunk_frames 30 is cut to codec_chunk_frames 10 (said once)"]
+    assert caplog.messages == ["a request's initial_codec_chunk_frames 31 is cut to codec_chunk_frames 10 (said once)"]
 
 
 @pytest.mark.parametrize(

@@ -22,14 +22,15 @@ def test_sizes_come_from_the_file() -> None:
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        ({}, "no decoder_config"),
-        (changed(latent_dim=None), "latent_dim must be a positive whole number, not None"),
+        ({}, "decoder_config is missing"),
+        (changed(latent_dim=None), r"decoder_config\.latent_dim is missing"),
         (changed(codebook_size="2048"), "codebook_size must be a positive whole number, not '2048'"),
         (changed(rope_theta="fast"), "rope_theta must be a positive number, not 'fast'"),
-        (changed(upsample_rates=8), "upsample_rates must be a list"),
+        (changed(upsample_rates=8), r"decoder_config\.upsample_rates must be of type list"),
+        (changed(upsample_rates=[8, 0]), r"upsample_rates must be a list of positive whole numbers, not \[8, 0\]"),
         (changed(upsample_rates=[8, 5]), "decode_upsample_rate is 1920, but the ratios multiply to 160"),
     ],
-    ids=["no decoder", "missing", "text", "no number", "no list", "contradiction"],
+    ids=["no decoder", "missing", "text", "no number", "no list", "no numbers", "contradiction"],
 )
 def test_a_config_that_cannot_be_used_is_named(raw: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as error:

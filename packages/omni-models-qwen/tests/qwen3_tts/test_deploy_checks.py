@@ -112,6 +112,69 @@ def test_wrong_option_of_the_single_stage_is_named_with_its_place(
     assert "mine.yaml:2:" in caught.value.where
 
 
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("decode_enable_tf32: 1", "decode_enable_tf32 must be true or false, not 1"),
+        ("decode_batch_max_size: -1", "decode_batch_max_size must be a whole number of at least 0, not -1"),
+    ],
+)
+def test_wrong_option_of_the_single_stages_decoder_is_named(
+    key: str, message: str, resolve: Resolve, overlay: Callable[..., Path]
+) -> None:
+    """TT-16, E34."""
+    with pytest.raises(ConfigError) as caught:
+        resolve("qwen3_tts", overlay(FUSED, options(key)))
+
+    assert message in caught.value.message
+    assert "mine.yaml:2:" in caught.value.where
+
+
+TF32 = "decode_enable_tf32: true"
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "platform", "words"),
+    [
+        ("qwen3_tts.yaml", extra(TF32), "cuda", ("connectors.connector_of_shared_memory.extra", "computes in bfloat16, not")),
+        ("qwen3_tts.yaml", extra(TF32), "cpu", ("connectors.connector_of_shared_memory.extra", "no effect on cpu")),
+        ("qwen3_tts.yaml", extra(TF32) + "stages: [{stage_id: 1, dtype: float32}]\n", "cuda", ()),
+        ("qwen3_tts.yaml", extra(TF32) + "stages: [{stage_id: 0, dtype: half}, {stage_id: 1, dtype: null}]\n", "rocm", ()),
+        ("qwen3_tts.yaml", extra("decode_enable_tf32: false"), "cpu", ()),
+        (FUSED, options(TF32), "cuda", ()),
+        (FUSED, "dtype: float16\n" + options(TF32), "cuda", ("mine.yaml:3:", "computes in float16, not")),
+    ],
+    ids=["bfloat16", "cpu", "float32", "left to the decoder", "off", "one stage", "one stage, float16"],
+)
+def test_tf32_that_changes_nothing_is_warned_about(
+    file: str, text: str, platform: str, words: tuple[str, ...], resolve: Resolve, overlay: Callable[..., Path]
+) -> None:
+    """TT-16: it is about float32 products on CUDA."""
+    warnings = resolve("qwen3_tts", overlay(file, text), platform=platform).warnings
+
+    assert [all(word in said for word in words) for said in warnings] == [True] * bool(words)
+
+
+def test_overrides_of_the_codecs_configuration_are_said_to_have_no_effect(
+    resolve: Resolve, overlay: Callable[..., Path]
+) -> None:
+    text = "stages: [{stage_id: 0, hf_overrides: {a: 1}}, {stage_id: 1, hf_overrides: {sample_rate: 8000}}]\n"
+
+    (said,) = resolve("qwen3_tts", overlay("qwen3_tts.yaml", text)).warnings
+
+    assert said == "stage 1 (code2wav): hf_overrides has no effect: the decoder reads the config.json in speech_tokenizer"
+
+
+def test_switch_of_the_single_stage_that_changes_nothing_in_two_is_said(
+    resolve: Resolve, overlay: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, LOGGER):
+        resolve("qwen3_tts", overlay("qwen3_tts.yaml", options("code_predictor_fused: false, talker_stream_decode: false")))
+
+    said = [message for message in caplog.messages if "without effect" in message]
+    assert said == ["stage 0 (qwen3_tts): without effect here: code_predictor_fused (the code predictor always works so)"]
+
+
 def test_both_first_audio_options_of_the_single_stage_are_refused(resolve: Resolve, overlay: Callable[..., Path]) -> None:
     """TT-06."""
     with pytest.raises(ConfigError, match=r"talker_first_audio needs .* cannot go together with talker_stream_first_audio"):

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -17,6 +13,7 @@ from omni_core.model_info import ModelInfo
 from omni_core.runner import StageInput
 from omni_core.stage import ResolvedStage
 from omni_core.testing.ar_stage import running_stage
+from omni_core.testing.second_runner import SMALL, frames_of_second_runner
 from omni_models_qwen.qwen3_tts.speech import Qwen3TTSSpeech
 
 # vLLM leaves its zmq contexts to the garbage collector, which warns.
@@ -95,25 +92,21 @@ def test_a_seed_decides_sampled_speech(
     assert [frame[1:] for frame in first] != [frame[1:] for frame in other]
 
 
-def test_the_second_model_runner_makes_the_same_codes(data_folder: Path, cases_of: Callable[[Path], list[Any]]) -> None:
+def test_the_second_model_runner_makes_the_same_codes(
+    data_folder: Path, cases_of: Callable[[Path], list[Any]], tmp_path: Path
+) -> None:
     """MR-08, in the interpreted lane: the same model class, the other adapter."""
     pytest.importorskip("triton")
-    case, here = cases_of(data_folder)[0], Path(__file__).parent
-    prompt = {"text": case.prompt.text, "voice": case.prompt.voice, "language": case.prompt.language}
-    sampling = {"temperature": 0.0, "min_tokens": 2, "max_tokens": 12, "repetition_penalty": case.record["repetition_penalty"]}
-    request = {"prompt": {**prompt, "instructions": case.prompt.instructions}, "sampling": sampling}
-    path = os.pathsep.join(filter(None, [str(here.parent / "data" / "mrv2_lane"), os.environ.get("PYTHONPATH")]))
+    case = cases_of(data_folder)[0]
 
-    done = subprocess.run(
-        [sys.executable, str(here / "speak.py"), str(data_folder), "v2", json.dumps(request)],
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path, "VLLM_LOGGING_LEVEL": "INFO"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
+    made = frames_of_second_runner(
+        data_folder,
+        "omni_models_qwen.qwen3_tts.pipeline:QWEN3_TTS",
+        "omni_models_qwen.qwen3_tts.talker:Qwen3TTSTalker",
+        {name: getattr(case.prompt, name) for name in ("text", "voice", "language", "instructions")},
+        {"temperature": 0.0, "min_tokens": 2, "max_tokens": 12, "repetition_penalty": case.record["repetition_penalty"]},
+        engine_args={**SMALL, "max_num_batched_tokens": 64, "max_model_len": 128},
+        site=tmp_path,
     )
 
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "Using V2 Model Runner" in done.stdout + done.stderr
-    printed = next(line for line in done.stdout.splitlines() if line.startswith("frames "))
-    assert json.loads(printed.removeprefix("frames ")) == case.record["codes"][:12]
+    assert made == case.record["codes"][:12]

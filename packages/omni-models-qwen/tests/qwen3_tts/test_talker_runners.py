@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from omni_core.engine.light_runner import LightRunner
 from omni_core.errors import RequestError, ServiceError, StageDeadError, UnsupportedError
 from omni_core.payload import Payload
 from omni_core.runner import StageInput, StageOutput, StageRunner
-from omni_core.stage import ResolvedStage
+from omni_core.stage import ResolvedEdge, ResolvedPipeline, ResolvedStage
 from omni_models_qwen.qwen3_tts.handoff import CODES, FIRST_AUDIO
 
 pytestmark = [pytest.mark.engine, pytest.mark.anyio]
@@ -308,3 +309,87 @@ async def test_talker_is_untouched_where_the_decoder_refuses(stage: ResolvedStag
         await fused(stage, talker, codec).call("sleep", {})
 
     assert talker.log == []
+
+
+@pytest.fixture
+def tf32(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """What decoders ask torch for, one entry each."""
+    asked: list[bool] = []
+    monkeypatch.setattr("omni_models_qwen.talking.decoding.allow_tf32", asked.append)
+    return asked
+
+
+def decoding(stage: ResolvedStage) -> tuple[Any, str, dict[str, Any]]:
+    """Return the dtype, the device and the options of a stage that decodes."""
+    from omni_models_qwen.talking.decoding import decoder_device, decoder_dtype, edge_options
+
+    return decoder_dtype(stage), decoder_device(stage), edge_options(stage)
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "null"])
+async def test_the_decoder_of_first_frames_computes_as_code2wav_does(
+    dtype: str, allowed: bool, resolve: Callable[..., ResolvedPipeline], overlay: Callable[..., Path], tf32: list[bool]
+) -> None:
+    """TT-09, TT-16: whatever the talker computes in, and whatever options of its own it has."""
+    from omni_models_qwen.qwen3_tts.talker_runners import FirstAudioRunner
+
+    talker, code2wav = resolve(
+        "qwen3_tts",
+        overlay(
+            "qwen3_tts.yaml",
+            "stages: [{stage_id: 0, dtype: float16, additional_config: {dispatch_max_rows: 9}}, "
+            f"{{stage_id: 1, dtype: {dtype}}}]\n"
+            "connectors: {connector_of_shared_memory: {extra: "
+            f"{{decode_enable_tf32: {str(allowed).lower()}, decode_batch_max_size: 3}}}}}}\n",
+        ),
+    ).stages
+
+    early = FirstAudioRunner(talker).codec.stage
+
+    assert decoding(early) == decoding(code2wav)
+    assert tf32 == [allowed, allowed]
+    assert early.architecture == code2wav.architecture
+    assert "additional_config" not in early.engine_args
+    assert talker.engine_args["dtype"] == "float16"
+
+
+async def test_the_decoder_of_first_frames_batches_as_code2wav_does(
+    tiny_base: Path, stage_of: Callable[..., ResolvedStage]
+) -> None:
+    """TT-16."""
+    import torch
+
+    from omni_models_qwen.qwen3_tts.talker_runners import FirstAudioRunner
+
+    edge = ResolvedEdge(0, 1, "shm", "m:C", stream={"decode_batch_max_size": 3}, dtype="bfloat16")
+    codec = FirstAudioRunner(stage_of(tiny_base, outputs=(edge,), engine_args={"dtype": "float32"})).codec
+    assert isinstance(codec, LightRunner)
+
+    try:
+        await codec.start()
+        model: Any = codec.model
+        assert model.max_batch == 3
+        assert {memory.dtype for memory in model.begin("r", {}).memory} == {torch.bfloat16}
+    finally:
+        await codec.stop()
+
+
+@pytest.mark.parametrize("options", [{}, {"decode_enable_tf32": True, "decode_batch_max_size": 5}], ids=["unset", "set"])
+async def test_the_decoder_of_the_single_stage_has_the_stages_options(
+    options: dict[str, Any], resolve: Callable[..., ResolvedPipeline], overlay: Callable[..., Path], tf32: list[bool]
+) -> None:
+    """TT-04, TT-16: there is no edge, so options stand in `additional_config`; the stage has one dtype."""
+    import torch
+
+    from omni_models_qwen.qwen3_tts.talker_runners import FusedRunner
+
+    own = "".join(f", {key}: {str(value).lower()}" for key, value in options.items())
+    text = f"stages: [{{stage_id: 0, dtype: float32, additional_config: {{talker_stream_first_audio: false{own}}}}}]\n"
+    (stage,) = resolve("qwen3_tts", overlay("qwen3_tts_fused_single_gpu.yaml", text)).stages
+
+    dtype, device, found = decoding(FusedRunner(stage).codec.stage)
+
+    assert (dtype, device) == (torch.float32, "cuda")
+    assert tf32 == [options.get("decode_enable_tf32", False)]
+    assert found.get("decode_batch_max_size") == options.get("decode_batch_max_size")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
@@ -58,7 +59,9 @@ def resolve_edges(
     for edge in pipeline.edges:
         said = references.get(edge, [])
         found = [_specification(reference, named, edge) for reference in said]
-        edges.append(_resolve_edge(edge, found, known, edge[0] in streaming))
+        dtype = stages[edge[1]].get("dtype")
+        resolved = _resolve_edge(edge, found, known, edge[0] in streaming)
+        edges.append(resolved if dtype is None else replace(resolved, dtype=dtype.value))
         _record(edges[-1], said, found, provenance)
     return tuple(edges), provenance
 

@@ -7,9 +7,8 @@ in one call.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +17,7 @@ from torch.nn import functional as F
 from omni_core.capabilities import MtpSampling
 from omni_core.engine.vllm_bridge import custom_ops
 from omni_core.modelkit.code_sampling import LastSampling
+from omni_core.modelkit.config_reader import ConfigReader
 
 
 @dataclass(frozen=True)
@@ -40,26 +40,41 @@ class PredictorConfig:
     """Codes from this one on are never chosen; None where all may be."""
 
     @classmethod
-    def read(cls, talker: Mapping[str, Any], *, choices: int | None = None) -> PredictorConfig:
-        """Return the sizes in a talker's part of a config.json, by the names that transformers uses.
+    def read(
+        cls,
+        section: ConfigReader,
+        *,
+        codes: int,
+        talker_hidden: int,
+        vocab_size: int | None = None,
+        choices: int | None = None,
+    ) -> PredictorConfig:
+        """Return the sizes in a predictor's part of a config.json, by the names that transformers uses.
 
         Args:
-            talker: Has `code_predictor_config`, `num_code_groups` and `hidden_size`.
+            section: That part.
+            codes: Codes of a frame.
+            talker_hidden: Width of the talker's rows.
+            vocab_size: Size of the codebooks; None where it is among the sizes.
             choices: See the field.
+
+        Raises:
+            ConfigError: A size is missing or no positive number.
         """
-        raw = talker["code_predictor_config"]
+        hidden, heads = section.count("hidden_size"), section.count("num_attention_heads")
+        rope = section.section("rope_parameters") if section.raw.get("rope_parameters") else section
         return cls(
-            hidden=raw["hidden_size"],
-            intermediate=raw["intermediate_size"],
-            layers=raw["num_hidden_layers"],
-            heads=raw["num_attention_heads"],
-            kv_heads=raw["num_key_value_heads"],
-            head_dim=raw.get("head_dim", raw["hidden_size"] // raw["num_attention_heads"]),
-            vocab_size=raw["vocab_size"],
-            steps=talker["num_code_groups"] - 1,
-            talker_hidden=talker["hidden_size"],
-            eps=raw.get("rms_norm_eps", 1e-6),
-            rope_theta=float((raw.get("rope_parameters") or raw).get("rope_theta", 1e6)),
+            hidden=hidden,
+            intermediate=section.count("intermediate_size"),
+            layers=section.count("num_hidden_layers"),
+            heads=heads,
+            kv_heads=section.count("num_key_value_heads"),
+            head_dim=section.count("head_dim", hidden // heads),
+            vocab_size=section.count("vocab_size") if vocab_size is None else vocab_size,
+            steps=codes - 1,
+            talker_hidden=talker_hidden,
+            eps=section.positive("rms_norm_eps", 1e-6),
+            rope_theta=rope.positive("rope_theta", 1e6),
             choices=choices,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,14 +29,10 @@ class ConfigReader:
         """Return a reader of the config.json in `folder`.
 
         Raises:
-            ConfigError: The file is missing or is no JSON.
+            ConfigError: The file is missing or is not a JSON object.
         """
         path = Path(folder) / "config.json"
-        try:
-            raw = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"cannot read it: {error}", where=str(path), hint=f"give a {model} checkpoint") from error
-        return cls(raw, str(path), model)
+        return cls(read_json(path, hint=f"give a {model} checkpoint"), str(path), model)
 
     def take(self, name: str, kind: type) -> Any:
         """Return a field.
@@ -46,13 +43,40 @@ class ConfigReader:
         found = self.raw.get(name)
         if not isinstance(found, kind) or isinstance(found, bool):
             what = "is missing" if found is None else f"must be of type {kind.__name__}, not {found!r}"
-            hint = f"give an unchanged {self.model} checkpoint"
-            raise ConfigError(f"{self.prefix}{name} {what}", where=self.where, hint=hint)
+            raise self.fault(f"{name} {what}")
         return found
 
     def optional(self, name: str, kind: type, default: Any) -> Any:
         """Return a field, or `default` where it is missing or null."""
         return default if self.raw.get(name) is None else self.take(name, kind)
+
+    def count(self, name: str, default: int | None = None) -> int:
+        """Return a field that is a positive whole number.
+
+        Args:
+            name: The field.
+            default: What stands for a field that is missing or null; None where it must be there.
+
+        Raises:
+            ConfigError: It is missing or something else.
+        """
+        found = self._given(name, default)
+        if not isinstance(found, int) or isinstance(found, bool) or found < 1:
+            raise self.fault(f"{name} must be a positive whole number, not {found!r}")
+        return found
+
+    def positive(self, name: str, default: float | None = None) -> float:
+        """Return a field that is a positive number, written as a whole number or as a fraction; see `count`."""
+        found = self._given(name, default)
+        if not isinstance(found, (int, float)) or isinstance(found, bool) or not 0 < found < math.inf:
+            raise self.fault(f"{name} must be a positive number, not {found!r}")
+        return float(found)
+
+    def _given(self, name: str, default: Any) -> Any:
+        found = default if self.raw.get(name) is None else self.raw[name]
+        if found is None:
+            raise self.fault(f"{name} is missing")
+        return found
 
     def ids(self, name: str, default: Mapping[str, int] | None = None) -> dict[str, int]:
         """Return a field that gives names ids: `{"ryan": 3061}`.
@@ -72,9 +96,22 @@ class ConfigReader:
         """Return a reader of an object inside this one."""
         return ConfigReader(self.take(name, dict), self.where, self.model, f"{self.prefix}{name}.")
 
+    def fault(self, what: str, hint: str = "") -> ConfigError:
+        """Return the error for what is wrong with this object.
 
-def read_json(path: Path) -> dict[str, Any]:
+        Args:
+            what: What is wrong. What is about one field begins with its name.
+            hint: The way out, where it is another than an unchanged checkpoint.
+        """
+        return ConfigError(f"{self.prefix}{what}", where=self.where, hint=hint or f"give an unchanged {self.model} checkpoint")
+
+
+def read_json(path: Path, *, hint: str = "download the whole checkpoint") -> dict[str, Any]:
     """Return the object in a JSON file of a checkpoint.
+
+    Args:
+        path: The file.
+        hint: What to do where it is missing.
 
     Raises:
         ConfigError: The file is missing or is not a JSON object.
@@ -82,9 +119,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(
-            f"cannot read {path.name}: {error.strerror}", where=str(path), hint="download the whole checkpoint"
-        ) from error
+        raise ConfigError(f"cannot read {path.name}: {error.strerror}", where=str(path), hint=hint) from error
     except ValueError as error:
         raise ConfigError(f"{path.name} is not JSON: {error}", where=str(path), hint="download it again") from error
     if not isinstance(found, dict):

@@ -64,5 +64,5 @@ class RowHistory(nn.Module):
 
 
 def as_tensor(value: Any) -> Tensor:
-    """Return a copy as a tensor: arrays that crossed a process are read-only, which torch warns about."""
+    """Return a tensor as it is, a copy of an array as one: what crossed a process is read-only, which torch warns about."""
     return value if isinstance(value, Tensor) else torch.from_numpy(np.array(value))

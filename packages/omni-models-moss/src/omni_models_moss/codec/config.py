@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from omni_core.errors import ConfigError
+from omni_core.modelkit.config_reader import ConfigReader
 
-_HINT = "use the unchanged config.json that belongs to the codec's weights"
 _CONTEXT_S = 10.0
 """Seconds that a transformer looks back where the checkpoint does not say."""
 _ONLY = {"norm": "layer_norm", "positional_embedding": "rope", "gating": "none", "causal": True}
@@ -78,27 +77,27 @@ class CodecConfig:
         Raises:
             ConfigError: A key is missing or has another type, the sizes contradict each other, or the architecture is another.
         """
-        read = _Fields(raw, where)
-        quantizer = _Fields(read.take("quantizer_kwargs", Mapping), where, "quantizer_kwargs.")
+        read = ConfigReader(raw, where, "MOSS-Audio-Tokenizer")
+        quantizer = read.section("quantizer_kwargs")
         kind = quantizer.raw.get("quantizer_type", raw.get("quantizer_type", "rlfq"))
         if kind not in _QUANTIZERS:
-            raise read.wrong(f"quantizer_type {kind!r} is not known, only {' and '.join(_QUANTIZERS)}")
-        sample_rate = read.number("sample_rate" if "sampling_rate" not in raw else "sampling_rate")
-        samples_per_frame = read.number("downsample_rate")
+            raise read.fault(f"quantizer_type {kind!r} is not known, only {' and '.join(_QUANTIZERS)}")
+        sample_rate = read.count("sample_rate" if "sampling_rate" not in raw else "sampling_rate")
+        samples_per_frame = read.count("downsample_rate")
         listed = (read.take("encoder_kwargs", list), _decoder_parts(read))
         total, back = (math.prod(_patch_sizes(parts)) for parts in listed)
-        channels = read.number("number_channels", max(total // samples_per_frame, 1))
+        channels = read.count("number_channels", max(total // samples_per_frame, 1))
         if not total == back == samples_per_frame * channels:
-            raise read.wrong(
+            raise read.fault(
                 f"the patches multiply to {total} and {back}, not to {samples_per_frame} samples of {channels} channels"
             )
         if channels > 1 and not raw.get("enable_channel_interleave", True):
-            raise read.wrong(f"enable_channel_interleave is off, but there are {channels} channels")
+            raise read.fault(f"enable_channel_interleave is off, but there are {channels} channels")
         frame_rate = sample_rate / samples_per_frame
         context_s = read.positive("causal_transformer_context_duration", _CONTEXT_S)
-        dtype = str(raw.get("compute_dtype", raw.get("codec_compute_dtype")) or "float32")
+        dtype = str(raw.get("compute_dtype") or raw.get("codec_compute_dtype") or "float32")
         if dtype not in _DTYPES:
-            raise read.wrong(f"compute_dtype {dtype!r} is not known, only {', '.join(_DTYPES)}")
+            raise read.fault(f"compute_dtype {dtype!r} is not known, only {', '.join(_DTYPES)}")
         encoder = _parts(listed[0], read, "encoder_kwargs", total, frame_rate, context_s)
         decoder = _parts(listed[1], read, "decoder_kwargs", 1, frame_rate, context_s)
         config = cls(
@@ -107,12 +106,12 @@ class CodecConfig:
             samples_per_frame=samples_per_frame,
             encoder=encoder,
             decoder=decoder,
-            num_quantizers=quantizer.number("num_quantizers"),
-            codebook_size=quantizer.number("codebook_size"),
-            codebook_dim=quantizer.number("codebook_dim"),
-            residual_dim=quantizer.number("rvq_dim"),
-            latent_in=quantizer.number("input_dim"),
-            latent_out=quantizer.number("output_dim"),
+            num_quantizers=quantizer.count("num_quantizers"),
+            codebook_size=quantizer.count("codebook_size"),
+            codebook_dim=quantizer.count("codebook_dim"),
+            residual_dim=quantizer.count("rvq_dim"),
+            latent_in=quantizer.count("input_dim"),
+            latent_out=quantizer.count("output_dim"),
             compute_dtype=_DTYPES[dtype],
         )
         _check_widths(encoder, 1, config.latent_in, is_encoder=True, read=read)
@@ -130,45 +129,13 @@ _DTYPES = {
 }
 
 
-@dataclass(frozen=True)
-class _Fields:
-    """One object of the file; what is wrong with it is an error that names the file and the field."""
-
-    raw: Mapping[str, Any]
-    where: str
-    prefix: str = ""
-
-    def wrong(self, what: str) -> ConfigError:
-        return ConfigError(what, where=self.where, hint=_HINT)
-
-    def take(self, name: str, kind: type) -> Any:
-        found = self.raw.get(name)
-        if not isinstance(found, kind):
-            raise self.wrong(f"{self.prefix}{name} must be a {'list' if kind is list else 'JSON object'}, not {found!r}")
-        return found
-
-    def number(self, name: str, default: int | None = None) -> int:
-        found = self.raw.get(name)
-        found = default if found is None else found
-        if not isinstance(found, int) or isinstance(found, bool) or found <= 0:
-            raise self.wrong(f"{self.prefix}{name} must be a positive whole number, not {found!r}")
-        return found
-
-    def positive(self, name: str, default: float) -> float:
-        found = self.raw.get(name)
-        found = default if found is None else found
-        if not isinstance(found, (int, float)) or isinstance(found, bool) or not 0 < found < math.inf:
-            raise self.wrong(f"{self.prefix}{name} must be a positive number, not {found!r}")
-        return float(found)
-
-
 def _patch_sizes(listed: Sequence[Any]) -> Iterator[int]:
     """Return the sizes of the patches; what is wrong with a part is said when it is read."""
     sizes = (part.get("patch_size", 1) for part in listed if isinstance(part, Mapping))
     return (size for size in sizes if isinstance(size, int))
 
 
-def _decoder_parts(read: _Fields) -> list[Any]:
+def _decoder_parts(read: ConfigReader) -> list[Any]:
     """Return the decoder's parts; some files list them from the audio inwards, with inputs and outputs exchanged."""
     if read.raw.get("decoder_kwargs") is not None or read.raw.get("reversed_decoder_kwargs") is None:
         found: list[Any] = read.take("decoder_kwargs", list)
@@ -183,59 +150,61 @@ def _decoder_parts(read: _Fields) -> list[Any]:
     return turned
 
 
-def _parts(listed: Sequence[Any], read: _Fields, name: str, rate: int, frame_rate: float, context_s: float) -> tuple[Part, ...]:
+def _parts(
+    listed: Sequence[Any], read: ConfigReader, name: str, rate: int, frame_rate: float, context_s: float
+) -> tuple[Part, ...]:
     """Return the parts of the encoder, which begins with `rate` columns for a frame, or of the decoder, which begins with 1."""
     is_encoder = name == "encoder_kwargs"
     found: list[Part] = []
     for index, raw in enumerate(listed):
-        part = _Fields(raw if isinstance(raw, Mapping) else {}, read.where, f"{name}[{index}].")
+        part = ConfigReader(raw if isinstance(raw, Mapping) else {}, read.where, read.model, f"{name}[{index}].")
         kind = part.raw.get("module_type")
         if kind == "PatchedPretransform":
-            size = part.number("patch_size")
+            size = part.count("patch_size")
             rate = rate // size if is_encoder else rate * size
             found.append(Patch(index, size))
         elif kind == "Transformer":
             seconds = part.positive("context_duration", context_s)
             found.append(_transformer(part, index, rate, int(frame_rate * rate * seconds)))
         else:
-            raise read.wrong(f"{name}[{index}] is of the unknown type {kind!r}")
+            raise read.fault(f"{name}[{index}] is of the unknown type {kind!r}")
     return tuple(found)
 
 
-def _transformer(part: _Fields, index: int, rate: int, window: int) -> TransformerSizes:
+def _transformer(part: ConfigReader, index: int, rate: int, window: int) -> TransformerSizes:
     for name, value in _ONLY.items():
         if part.raw.get(name, value) != value:
-            raise part.wrong(f"{part.prefix}{name} is {part.raw[name]!r}, but only {value!r} is known")
-    width, heads = part.number("d_model"), part.number("num_heads")
+            raise part.fault(f"{name} is {part.raw[name]!r}, but only {value!r} is known")
+    width, heads = part.count("d_model"), part.count("num_heads")
     if width % (2 * heads) or window < 1:
-        raise part.wrong(f"{part.prefix}: {heads} heads of a width of {width} with a window of {window} columns cannot be")
+        raise part.fault(f"num_heads: {heads} heads of a width of {width} with a window of {window} columns cannot be")
     return TransformerSizes(
         index=index,
-        inputs=part.number("input_dimension"),
-        outputs=part.number("output_dimension"),
+        inputs=part.count("input_dimension"),
+        outputs=part.count("output_dimension"),
         width=width,
         heads=heads,
-        layers=part.number("num_layers"),
-        inner=part.number("dim_feedforward"),
+        layers=part.count("num_layers"),
+        inner=part.count("dim_feedforward"),
         window=window,
         rate=rate,
         max_period=part.positive("max_period", 10000),
     )
 
 
-def _check_widths(parts: Sequence[Part], begin: int, end: int, *, is_encoder: bool, read: _Fields) -> None:
+def _check_widths(parts: Sequence[Part], begin: int, end: int, *, is_encoder: bool, read: ConfigReader) -> None:
     """Check that each part takes what the one before it makes."""
     width = begin
     for part in parts:
         if isinstance(part, TransformerSizes):
             if part.inputs != width:
-                raise read.wrong(f"the transformer {part.index} takes {part.inputs} values a column, but gets {width}")
+                raise read.fault(f"the transformer {part.index} takes {part.inputs} values a column, but gets {width}")
             width = part.outputs
         elif is_encoder:
             width *= part.size
         elif width % part.size:
-            raise read.wrong(f"the patch {part.index} cannot share {width} values among {part.size} columns")
+            raise read.fault(f"the patch {part.index} cannot share {width} values among {part.size} columns")
         else:
             width //= part.size
     if width != end:
-        raise read.wrong(f"the {'encoder' if is_encoder else 'decoder'} ends with {width} values a column instead of {end}")
+        raise read.fault(f"the {'encoder' if is_encoder else 'decoder'} ends with {width} values a column instead of {end}")

@@ -10,6 +10,7 @@ from omni_core.errors import ConfigError, DependencyError
 from omni_core.model_info import read_model_info
 from omni_core.modelkit.config_reader import read_json
 from omni_core.stage import ResolvedStage
+from omni_models_moss.checkpoint import overrides_of
 from omni_models_moss.pipeline import CODEC_FOLDER
 
 NAME = "audio_tokenizer_name_or_path"
@@ -31,18 +32,9 @@ def find_codec(stage: ResolvedStage) -> Path:
         ConfigError: There is none.
         DependencyError: A repository cannot be fetched.
     """
-    overrides = stage.engine_args.get("hf_overrides")
-    if isinstance(overrides, Mapping) and overrides.get(NAME):
-        return _folder(str(overrides[NAME]), Path(stage.model))
     folder = Path(stage.model)
-    inside = folder / (stage.topology.model_subdir or CODEC_FOLDER)
-    if (inside / "config.json").is_file():
-        return inside
-    config = read_json(folder / "config.json")
-    if "quantizer_kwargs" in config:
-        return folder
-    if named := _named(config) or _named(_processor_config(folder)):
-        return _folder(named, folder)
+    if (chosen := _chosen(stage)) is not None:
+        return chosen if isinstance(chosen, Path) else _folder(chosen, folder)
     published, reason = stage.topology.extras.get(PUBLISHED), ""
     if published:
         try:
@@ -50,10 +42,40 @@ def find_codec(stage: ResolvedStage) -> Path:
         except DependencyError as error:
             reason = f"; the published one, {published}, is not here either: {error.message}"
     raise ConfigError(
-        f"the checkpoint has no codec: there is no {inside}, and config.json has no {NAME}{reason}",
+        f"the checkpoint has no codec: there is no {_inside(stage)}, and config.json has no {NAME}{reason}",
         where=f"stage {stage.name}",
         hint=f"name the codec's folder or repository in the deploy file: hf_overrides: {{{NAME}: ...}} of the stage",
     )
+
+
+def find_codec_config(stage: ResolvedStage) -> Path | None:
+    """Return the config.json of the codec that `find_codec` finds, without fetching weights.
+
+    None means the codec that the pipeline's published talkers belong to, whose sizes the caller knows: it is not fetched.
+
+    Raises:
+        ConfigError: What the stage names is no codec's folder.
+        DependencyError: What it names is a repository that cannot be fetched.
+    """
+    chosen = _chosen(stage)
+    if chosen is None or chosen == stage.topology.extras.get(PUBLISHED):
+        return None
+    return (chosen if isinstance(chosen, Path) else _folder(chosen, Path(stage.model), weights=False)) / "config.json"
+
+
+def _chosen(stage: ResolvedStage) -> Path | str | None:
+    """Return the codec's folder, or what names it; None where nobody chooses one."""
+    if named := overrides_of(stage).get(NAME):
+        return str(named)
+    folder = Path(stage.model)
+    if (_inside(stage) / "config.json").is_file():
+        return _inside(stage)
+    config = read_json(folder / "config.json")
+    return folder if "quantizer_kwargs" in config else _named(config) or _named(_processor_config(folder))
+
+
+def _inside(stage: ResolvedStage) -> Path:
+    return Path(stage.model) / (stage.topology.model_subdir or CODEC_FOLDER)
 
 
 def _named(raw: Mapping[str, Any]) -> str | None:
@@ -68,7 +90,7 @@ def _processor_config(folder: Path) -> Mapping[str, Any]:
     return {**raw, **inner} if isinstance(inner, Mapping) else raw
 
 
-def _folder(name: str, checkpoint: Path) -> Path:
+def _folder(name: str, checkpoint: Path, *, weights: bool = True) -> Path:
     """Return the folder that a name means: beside config.json, a path, or a repository."""
     beside = checkpoint / name
-    return beside if (beside / "config.json").is_file() else read_model_info(name).path
+    return beside if (beside / "config.json").is_file() else read_model_info(name, weights=weights).path

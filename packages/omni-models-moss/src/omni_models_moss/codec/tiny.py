@@ -5,17 +5,16 @@ It makes noise as loud as speech. Its windows are short, so that a second or two
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from omni_core.modelkit.tiny_weights import Drawn, write_tensors
+from omni_core.modelkit.tiny_weights import Drawn, write_json, write_tensors
+from omni_models_moss.checkpoint import CODEBOOK_SIZE
 
 SAMPLE_RATE = 48000
 SAMPLES_PER_FRAME = 3840
 NUM_QUANTIZERS = 12
-CODEBOOK_SIZE = 1024
 _LOUDNESS = 0.0175
 """Factor of the last projection; makes the audio's rms that of speech, about 0.07."""
 
@@ -104,7 +103,7 @@ def write_codec(folder: Path, seed: int, config: Mapping[str, Any] = CONFIG) -> 
         config: Which of the codecs.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    write_json(folder / "config.json", config)
     tensors = dict(_stack("encoder", config["encoder_kwargs"], 1.0))
     tensors |= _stack("decoder", config["decoder_kwargs"], _LOUDNESS)
     tensors |= _quantizer(config["quantizer_kwargs"])

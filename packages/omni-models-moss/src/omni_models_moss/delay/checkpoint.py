@@ -50,6 +50,8 @@ class Checkpoint(MossCheckpoint):
 
     model: ClassVar[str] = "MOSS-TTS"
 
+    kind: Kind
+    """By the folder's name, or by `_name_or_path` of config.json."""
     pad: int
     im_start: int
     im_end: int
@@ -68,8 +70,10 @@ class Checkpoint(MossCheckpoint):
         """Return the facts that a reader finds."""
         # transformers leaves values out of a config.json that are the class's own.
         size = read.optional("audio_vocab_size", int, CODEBOOK_SIZE)
+        named = read.raw.get("_name_or_path")
         return cls(
             folder=folder,
+            kind=kind_of(str(folder), named if isinstance(named, str) else None),
             pad=read.optional("pad_token_id", int, 151643),
             im_start=read.optional("im_start_token_id", int, 151644),
             im_end=read.optional("im_end_token_id", int, 151645),
@@ -83,3 +87,8 @@ class Checkpoint(MossCheckpoint):
             pad_code=read.optional("audio_pad_code", int, size),
             sample_rate=read.optional("sampling_rate", int, 24_000),
         )
+
+    @property
+    def hears(self) -> bool:
+        """Whether requests may bring recordings: not where the voice or the sound is described."""
+        return self.kind in (Kind.TTS, Kind.DIALOGUE)

@@ -45,7 +45,7 @@ class DelayInput(MossInput[Checkpoint]):
             payload,
             rows,
             stop=facts.im_end,
-            cache_key=cache_key(rows, (facts.user_slot, facts.gen_slot), first, second),
+            cache_key=cache_key(rows, (facts.user_slot, facts.gen_slot, facts.delay_slot), first, second),
             inputs={"begun": begun},
             handoff={"begun_rows": rows.codes[len(rows.codes) - begun :] if begun else None},
         )

@@ -7,18 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 from omni_core.errors import RequestError
 from omni_core.speech import SpeechPrompt
-from omni_models_moss.delay.checkpoint import Checkpoint, Kind, kind_of
+from omni_models_moss.delay.checkpoint import Checkpoint, Kind
 from omni_models_moss.speech import COMMON, FORM, RECORDING, MossSpeech
 
 if TYPE_CHECKING:
     from omni_core.model_info import ModelInfo
 
 _ACCEPTS = {
-    Kind.TTS: COMMON | RECORDING | FORM,
-    Kind.DIALOGUE: COMMON | RECORDING | FORM | {"ref_audio_2"},
+    Kind.TTS: COMMON | FORM,
+    Kind.DIALOGUE: COMMON | FORM | {"ref_audio_2"},
     Kind.VOICE: COMMON | {"instructions", "language", "duration_seconds"},
     Kind.SOUND: COMMON | {"ambient_sound", "sound_event", "quality", "duration_seconds"},
 }
+"""Fields that have an effect, beside those of a recording, which `Checkpoint.hears` is about."""
 _NEEDS = {
     Kind.DIALOGUE: ("ref_audio", "send a recording of the first speaker, [S1] in the text"),
     Kind.VOICE: ("instructions", "describe the voice: a warm female voice with an American accent"),
@@ -30,15 +31,15 @@ class DelaySpeech(MossSpeech):
     """Check speech prompts against one checkpoint; what it is for follows from its name."""
 
     checkpoint_class = Checkpoint
+    checkpoint: Checkpoint
     channels = 1
     samples_per_frame = 1920
 
     def __init__(self, model: ModelInfo, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(model, options)
-        named = model.config.get("_name_or_path")
-        self.kind = kind_of(model.reference, named if isinstance(named, str) else None)
+        self.kind = self.checkpoint.kind
         self.model_name = f"{self.kind} model"
-        self.accepts = _ACCEPTS[self.kind]
+        self.accepts = _ACCEPTS[self.kind] | (RECORDING if self.checkpoint.hears else frozenset())
 
     def check_text(self, text: str) -> None:
         """Check that there is something to speak, and not too much; sounds need no text."""

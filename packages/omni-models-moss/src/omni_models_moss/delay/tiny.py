@@ -12,11 +12,11 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from omni_core.modelkit.tiny_tokenizer import write_tokenizer
-from omni_core.modelkit.tiny_weights import Drawn, Tensors, decoder_tensors
+from omni_core.modelkit.tiny_weights import Drawn, Tensors, decoder_tensors, write_json
+from omni_models_moss.checkpoint import CODEBOOK_SIZE
 from omni_models_moss.codec.tiny import V1_CONFIG
 from omni_models_moss.tiny_parts import (
     ATTENTION_GAIN,
-    CODEBOOK_SIZE,
     HIDDEN,
     SPECIAL,
     TEXT_SPREAD,
@@ -24,7 +24,6 @@ from omni_models_moss.tiny_parts import (
     qwen3_config,
     rounded_vocab,
     write_checkpoint,
-    write_json,
 )
 
 VARIANTS = {

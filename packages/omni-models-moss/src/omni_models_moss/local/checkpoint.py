@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Self
 
-from omni_core.errors import ConfigError
 from omni_core.modelkit.config_reader import ConfigReader
 from omni_models_moss.checkpoint import CODEBOOK_SIZE, MossCheckpoint
 
@@ -52,10 +51,9 @@ class Checkpoint(MossCheckpoint):
         is_gpt2 = not (read.raw.get("qwen3_config") or read.raw.get("language_config"))
         mode = read.optional("local_text_head_mode", str, "full_vocab" if is_gpt2 else "binary")
         if (mode == "binary") == is_gpt2:
-            raise ConfigError(
+            raise read.fault(
                 f"local_text_head_mode {mode!r} is not supported",
-                where=read.where,
-                hint="use MOSS-TTS-Local-Transformer-v1.5, with its two-way head, or MOSS-TTS-Nano, with that of all text",
+                "use MOSS-TTS-Local-Transformer-v1.5, with its two-way head, or MOSS-TTS-Nano, with that of all text",
             )
         ids = {name.removeprefix("audio_") if "slot" in name else name: read.take(f"{name}_token_id", int) for name in _IDS}
         codebook_size = read.optional("audio_vocab_size", int, CODEBOOK_SIZE)

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from omni_core.capabilities import MtpSampling
-from omni_core.errors import ConfigError
 from omni_core.modelkit.code_sampling import LastSampling
 from omni_core.modelkit.config_reader import ConfigReader
 from omni_models_moss.local.checkpoint import Checkpoint
@@ -58,26 +57,20 @@ class LocalConfig:
             ("activation_function", activation, ACTIVATIONS),
         ):
             if value not in known:
-                raise ConfigError(
-                    f"{read.prefix}{name} {value!r} is not supported", where=read.where, hint=f"known are {', '.join(known)}"
-                )
-        hidden, heads = read.take("n_embd", int), read.take("n_head", int)
-        if min(hidden, heads) < 1 or hidden % (2 * heads):
-            raise ConfigError(
-                f"{read.prefix}n_head {heads} does not share out {hidden} values in pairs",
-                where=read.where,
-                hint=f"give an unchanged {read.model} checkpoint",
-            )
+                raise read.fault(f"{name} {value!r} is not supported", f"known are {', '.join(known)}")
+        hidden, heads = read.count("n_embd"), read.count("n_head")
+        if hidden % (2 * heads):
+            raise read.fault(f"n_head {heads} does not share out {hidden} values in pairs")
         return cls(
             hidden=hidden,
-            inner=read.optional("n_inner", int, 4 * hidden),
+            inner=read.count("n_inner", 4 * hidden),
             layers=facts.local_layers,
             heads=heads,
             num_codes=facts.num_codes,
             codebook_size=facts.codebook_size,
             activation=activation,
-            eps=_number(read, "layer_norm_epsilon", 1e-5 if facts.is_gpt2 else 1e-6),
-            rope_base=_number(read, "rope_base", 1e4 if facts.is_gpt2 else 1e6),
+            eps=read.positive("layer_norm_epsilon", 1e-5 if facts.is_gpt2 else 1e-6),
+            rope_base=read.positive("rope_base", 1e4 if facts.is_gpt2 else 1e6),
             reads_decision=facts.reads_decision,
         )
 
@@ -199,11 +192,6 @@ def _rotary_tables(config: LocalConfig) -> tuple[Tensor, Tensor]:
     steps = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
     angles = torch.arange(config.positions, dtype=torch.float32)[:, None] * config.rope_base**-steps
     return angles.cos(), angles.sin()
-
-
-def _number(read: ConfigReader, name: str, default: float) -> float:
-    """Return a field that may be written as a whole number or as a fraction."""
-    return float(read.take(name, int) if isinstance(read.raw.get(name), int) else read.optional(name, float, default))
 
 
 def _weight(*shape: int) -> nn.Parameter:

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from omni_core.modelkit.tiny_tokenizer import write_tokenizer
-from omni_core.modelkit.tiny_weights import Drawn, Tensors, decoder_tensors
+from omni_core.modelkit.tiny_weights import Drawn, Tensors, decoder_tensors, write_json
+from omni_models_moss.checkpoint import CODEBOOK_SIZE
 from omni_models_moss.codec.tiny import CONFIG
 from omni_models_moss.tiny_parts import (
     ATTENTION_GAIN,
     CODE_SPREAD,
-    CODEBOOK_SIZE,
     HIDDEN,
     INNER,
     SPECIAL,
@@ -27,7 +27,6 @@ from omni_models_moss.tiny_parts import (
     qwen3_config,
     rounded_vocab,
     write_checkpoint,
-    write_json,
 )
 
 VARIANT = "default"

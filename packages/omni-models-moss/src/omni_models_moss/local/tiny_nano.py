@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from omni_core.modelkit.tiny_weights import Drawn, Tensors
+from omni_models_moss.checkpoint import CODEBOOK_SIZE
 from omni_models_moss.codec.tiny import NANO_CONFIG
 from omni_models_moss.local.tiny import (
     CONSTANT_CHANNEL,
@@ -17,7 +18,7 @@ from omni_models_moss.local.tiny import (
     local_tensors,
 )
 from omni_models_moss.text import SENTENCEPIECE
-from omni_models_moss.tiny_parts import CODEBOOK_SIZE, HIDDEN, TEXT_SPREAD, begin_checkpoint, gpt2_block, write_checkpoint
+from omni_models_moss.tiny_parts import HIDDEN, TEXT_SPREAD, begin_checkpoint, gpt2_block, write_checkpoint
 from omni_models_moss.tiny_sentencepiece import PIECES, write_model
 
 _NUM_CODES = 16

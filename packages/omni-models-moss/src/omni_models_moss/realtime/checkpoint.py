@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Self
 
-from omni_core.errors import ConfigError
 from omni_core.modelkit.config_reader import ConfigReader
 from omni_models_moss.checkpoint import CODEBOOK_SIZE, MossCheckpoint
 
@@ -58,11 +57,11 @@ class Checkpoint(MossCheckpoint):
             window=read.optional("repetition_window", int, _WINDOW),
             sample_rate=read.optional("sampling_rate", int, 24_000),
         )
-        if found.prefill < 1 or found.window < 0 or not 0 <= max(found.begin_code, found.end_code) < found.vocab_size:
-            raise ConfigError(
+        # A negative mark would stand for no code at all, and one below the pad for a code.
+        has_marks = all(pad < mark < found.vocab_size for mark in (found.begin_code, found.end_code))
+        if found.prefill < 1 or found.window < 0 or not has_marks:
+            raise read.fault(
                 f"delay_tokens_len {found.prefill}, repetition_window {found.window} and the marks {found.begin_code} and "
-                f"{found.end_code} of {found.vocab_size} codes cannot be",
-                where=read.where,
-                hint=f"use an unchanged {cls.model} checkpoint",
+                f"{found.end_code} behind {pad} codes, of {found.vocab_size} in all, cannot be"
             )
         return found

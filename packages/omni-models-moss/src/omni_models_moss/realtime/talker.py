@@ -6,7 +6,7 @@ frame from the hidden state. vLLM samples the first code, so that the code which
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,6 @@ from vllm.model_executor.models.qwen3 import Qwen3Model
 from vllm.model_executor.models.utils import maybe_prefix
 
 from omni_core.capabilities import MtpSampling
-from omni_core.errors import ConfigError
 from omni_core.modelkit.backbone_weights import BackboneWeights, decoder_names
 from omni_core.modelkit.code_predictor import CodePredictor, PredictorConfig
 from omni_core.modelkit.config_reader import ConfigReader
@@ -34,7 +33,6 @@ _FIRST = {"repetition_penalty": 1.0}
 """The first code is sampled like the others; its penalty is not vLLM's, which looks back to the prompt."""
 _UNUSED = ("language_model.embed_tokens.",)
 """The backbone's own table, which the reference replaces by the first of `embed_tokens`."""
-_LOCAL_SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
 
 
 class MossTTSRealtimeTalker(MossTalker):
@@ -54,9 +52,9 @@ class MossTTSRealtimeTalker(MossTalker):
         self.config = hf_config.get_text_config()
         self.facts = facts
         facts.check_ids(self.config.vocab_size, "text_pad", "reference_pad")
-        local = _local_config(Checkpoint.reader(raw, folder).section("local_config"), facts, self.config)
+        depth = _depth_config(Checkpoint.reader(raw, folder).section("local_config"), facts, self.config)
         self.model = Qwen3Model(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
-        self.frames = FrameMaker(facts, local)
+        self.frames = FrameMaker(facts, depth)
         self.remember(vllm_config, facts.num_codes, facts.text_pad, counts_codes=False)
         self.register_buffer("begins", torch.zeros(self.slots, dtype=torch.int64), persistent=False)
 
@@ -117,22 +115,16 @@ class FrameMaker(nn.Module):
 
     Args:
         facts: Number and size of the codebooks.
-        local: `local_config` of the checkpoint.
+        depth: Sizes of the depth transformer.
     """
 
-    def __init__(self, facts: Checkpoint, local: Mapping[str, Any]) -> None:
+    def __init__(self, facts: Checkpoint, depth: PredictorConfig) -> None:
         super().__init__()
-        hidden = local["hidden_size"]
+        hidden = depth.hidden
         self.tables = CodeTables(facts.num_codes, facts.vocab_size, hidden, none=facts.pad_code)
         self.first_head = nn.Parameter(torch.empty(facts.vocab_size, hidden), requires_grad=False)
         self.first_table = nn.Parameter(torch.empty(facts.vocab_size, hidden), requires_grad=False)
-        sizes = {
-            "code_predictor_config": {**local, "vocab_size": facts.vocab_size},
-            "num_code_groups": facts.num_codes,
-            "hidden_size": hidden,
-        }
-        # The reference could choose the marks behind the codes, too, and would end there.
-        self.depth = CodePredictor(PredictorConfig.read(sizes, choices=facts.pad_code))
+        self.depth = CodePredictor(depth)
 
     def checkpoint_views(self) -> dict[str, Tensor]:
         """Return where each tensor of the checkpoint goes, by its name."""
@@ -160,15 +152,19 @@ class FrameMaker(nn.Module):
         return torch.cat([first[:, None], rest], dim=1)
 
 
-def _local_config(read: ConfigReader, facts: Checkpoint, text: Any) -> Mapping[str, Any]:
-    """Return the depth transformer's part of config.json, which has all sizes and fits the backbone."""
-    for name in _LOCAL_SIZES:
-        read.take(name, int)
-    if read.raw["hidden_size"] != text.hidden_size or text.vocab_size < facts.vocab_size:
-        raise ConfigError(
-            f"a depth transformer of {read.raw['hidden_size']} and codes up to {facts.vocab_size} do not fit a backbone of "
-            f"{text.hidden_size} with {text.vocab_size} text ids",
-            where=read.where,
-            hint=f"use an unchanged {facts.model} checkpoint",
+def _depth_config(section: ConfigReader, facts: Checkpoint, text: Any) -> PredictorConfig:
+    """Return the sizes of the depth transformer, which fits the backbone.
+
+    Raises:
+        ConfigError: A size is missing or does not fit.
+    """
+    hidden = section.count("hidden_size")
+    if hidden != text.hidden_size or text.vocab_size < facts.vocab_size:
+        raise section.fault(
+            f"hidden_size {hidden} and codes up to {facts.vocab_size} do not fit a backbone of {text.hidden_size} with "
+            f"{text.vocab_size} text ids"
         )
-    return read.raw
+    # The reference could choose the marks behind the codes, too, and would end there.
+    return PredictorConfig.read(
+        section, codes=facts.num_codes, talker_hidden=hidden, vocab_size=facts.vocab_size, choices=facts.pad_code
+    )

@@ -8,10 +8,10 @@ from typing import Any
 
 from omni_core.modelkit.tiny_tokenizer import write_tokenizer
 from omni_core.modelkit.tiny_weights import Drawn, Tensors, decoder_tensors
+from omni_models_moss.checkpoint import CODEBOOK_SIZE
 from omni_models_moss.codec.tiny import V1_CONFIG
 from omni_models_moss.tiny_parts import (
     ATTENTION_GAIN,
-    CODEBOOK_SIZE,
     HIDDEN,
     TEXT_SPREAD,
     begin_checkpoint,

@@ -22,11 +22,11 @@ _SAMPLES_PER_FRAME = 480
 DEFAULT_VOICE = "chelsie"
 """The reference's; a checkpoint without it speaks with its first voice."""
 
-_DAMAGED = (
+DAMAGED = (
     *(OSError, zipfile.BadZipFile, zlib.error, EOFError, StopIteration, RuntimeError, pickle.UnpicklingError),
     *(AttributeError, LookupError, TypeError, ValueError),  # what a pickle raises whose parts do not fit each other
 )
-"""What reading a file can raise that is no archive of a pickle."""
+"""What reading a file can raise that is no archive of a pickle, or a damaged one."""
 
 
 def chat_traits(model: ModelInfo) -> ChatTraits:
@@ -52,7 +52,7 @@ def voice_names(path: Path) -> tuple[str, ...]:
                 found = _Outline(file).load()
     except FileNotFoundError:
         raise ConfigError(f"{path} is missing", hint="the checkpoint is not complete; fetch it again") from None
-    except _DAMAGED as error:
+    except DAMAGED as error:
         raise ConfigError(f"{path} cannot be read: {error!r}", hint="the file is damaged; fetch it again") from error
     if not isinstance(found, dict):
         raise ConfigError(f"{path} holds no voices by name", hint="fetch the checkpoint again")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from omni_core.errors import ConfigError
-from omni_models_qwen.qwen2_5_omni.chat import DEFAULT_VOICE, VOICES_FILE
+from omni_models_qwen.qwen2_5_omni.chat import DAMAGED, DEFAULT_VOICE, VOICES_FILE
 
 
 @dataclass(frozen=True)
@@ -46,8 +45,8 @@ class Voices:
         hint = "download the whole checkpoint again"
         try:
             found = torch.load(path, map_location="cpu", weights_only=True)
-        except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
-            raise ConfigError(f"{VOICES_FILE} cannot be read: {error}", where=str(path), hint=hint) from error
+        except DAMAGED as error:
+            raise ConfigError(f"{VOICES_FILE} cannot be read: {error!r}", where=str(path), hint=hint) from error
         try:
             voices = {str(name): _voice(str(name), parts) for name, parts in found.items()}
         except (AttributeError, KeyError, TypeError, ValueError) as error:

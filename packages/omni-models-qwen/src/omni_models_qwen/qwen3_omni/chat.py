@@ -10,6 +10,8 @@ from omni_core.modelkit.config_reader import ConfigReader
 if TYPE_CHECKING:
     from omni_core.model_info import ModelInfo
 
+MODEL = "Qwen3-Omni"
+"""What messages call it."""
 INPUTS = frozenset({"text", "image", "audio", "video"})
 SAMPLE_RATE = 24_000
 _SAMPLES_PER_FRAME = 1920
@@ -23,7 +25,7 @@ def chat_traits(model: ModelInfo) -> ChatTraits:
     Raises:
         ConfigError: Its config.json has something else there.
     """
-    read = ConfigReader(model.config, str(model.path / "config.json"), "Qwen3-Omni")
+    read = ConfigReader(model.config, str(model.path / "config.json"), MODEL)
     has_talker = model.config.get("talker_config") is not None
     voices = tuple(read.section("talker_config").ids("speaker_id", {})) if has_talker else ()
     return ChatTraits(INPUTS, voices, default_voice(voices, DEFAULT_VOICE), SAMPLE_RATE, samples_per_frame=_SAMPLES_PER_FRAME)

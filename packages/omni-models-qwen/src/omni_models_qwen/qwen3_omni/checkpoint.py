@@ -6,12 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from omni_core.errors import ConfigError
 from omni_core.modelkit.config_reader import ConfigReader
-from omni_models_qwen.qwen3_omni.chat import DEFAULT_VOICE
+from omni_models_qwen.qwen3_omni.chat import DEFAULT_VOICE, MODEL
 from omni_models_qwen.talking.positions import MediaFacts
-
-_MODEL = "Qwen3-Omni"
 
 
 @dataclass(frozen=True)
@@ -72,7 +69,7 @@ class Checkpoint:
         Raises:
             ConfigError: config.json is missing, is no JSON, or lacks a field; the message names it.
         """
-        return cls.of_reader(ConfigReader.of_folder(folder, _MODEL), folder)
+        return cls.of_reader(ConfigReader.of_folder(folder, MODEL), folder)
 
     @classmethod
     def of_reader(cls, read: ConfigReader, folder: str | Path) -> Checkpoint:
@@ -80,7 +77,7 @@ class Checkpoint:
         talker = read.section("talker_config")
         voices = {name.lower(): number for name, number in talker.ids("speaker_id").items()}
         if not voices:
-            raise ConfigError("talker_config.speaker_id is empty", where=read.where, hint="give a checkpoint with voices")
+            raise talker.fault("speaker_id is empty", "give a checkpoint with voices")
         return cls(
             folder=Path(folder),
             text=_text_ids(read, talker),

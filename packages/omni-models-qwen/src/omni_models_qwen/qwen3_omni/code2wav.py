@@ -23,6 +23,7 @@ from omni_core.modelkit.codec_stage import payload_rows
 from omni_core.modelkit.config_reader import ConfigReader
 from omni_core.runner import LightChunk
 from omni_core.stage import ResolvedStage
+from omni_models_qwen.qwen3_omni.chat import MODEL
 from omni_models_qwen.talking.decoding import TransformersStage, decoder_device, decoder_dtype, edge_options, filled
 
 WHOLE_WINDOW = 300
@@ -140,6 +141,6 @@ class Qwen3OmniCode2Wav(TransformersStage):
 
 def _load_decoder(folder: Path, dtype: torch.dtype, device: str) -> Any:
     """Return transformers' decoder with a checkpoint's weights."""
-    raw = ConfigReader.of_folder(folder, "Qwen3-Omni").section("code2wav_config").raw
+    raw = ConfigReader.of_folder(folder, MODEL).section("code2wav_config").raw
     decoder = Qwen3OmniMoeCode2Wav(Qwen3OmniMoeCode2WavConfig(**raw))
     return filled(decoder, folder, "code2wav.", device=device, dtype=dtype)

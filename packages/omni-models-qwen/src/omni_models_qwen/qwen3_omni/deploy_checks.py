@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from omni_core.errors import ConfigError
 from omni_core.stage import ResolvedStage
+from omni_models_qwen.qwen3_omni.chat import MODEL
 from omni_models_qwen.qwen3_tts.stream import advise_chunks, check_options
 from omni_models_qwen.talking.options import IN_THE_EDGE, check_known
 
@@ -33,7 +34,7 @@ def check_stages(stages: Sequence[ResolvedStage]) -> None:
     for stage in stages:
         for edge in stage.outputs:
             where = f"connectors.{edge.connector}.extra"
-            check_options(edge.stream, where, keys=KEYS, model="Qwen3-Omni")
+            check_options(edge.stream, where, keys=KEYS, model=MODEL)
             advise_chunks(edge.stream, where)
             if edge.stream.get("codec_left_context_frames") == 0:
                 raise ConfigError(

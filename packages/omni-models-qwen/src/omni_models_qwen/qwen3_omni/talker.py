@@ -16,8 +16,10 @@ from vllm.model_executor.models.utils import maybe_prefix
 
 from omni_core.capabilities import MtpSampling
 from omni_core.modelkit.code_predictor import PredictorConfig
+from omni_core.modelkit.config_reader import ConfigReader
 from omni_core.modelkit.history import RowHistory, as_tensor
 from omni_core.payload import Payload
+from omni_models_qwen.qwen3_omni.chat import MODEL
 from omni_models_qwen.qwen3_omni.checkpoint import Checkpoint
 from omni_models_qwen.qwen3_omni.talker_input import PROJECT_HIDDEN, PROJECT_TEXT, READ_BOS, READ_PAD
 from omni_models_qwen.qwen3_omni.talker_layers import TalkerBackbone
@@ -45,12 +47,14 @@ class Qwen3OmniTalker(ThinkerReader, QwenFrameTalker):
         facts = Checkpoint.read(model_config.model)
         self.config = text = hf_config.get_text_config()
         self.model = TalkerBackbone(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
+        where = str(facts.folder / "config.json")
+        sizes = ConfigReader(hf_config.to_dict(), where, MODEL, "talker_config.").section("code_predictor_config")
         self.build_head(
-            PredictorConfig.read({**hf_config.to_dict(), "hidden_size": text.hidden_size}),
+            PredictorConfig.read(sizes, codes=facts.num_codes, talker_hidden=text.hidden_size),
             vocab_size=text.vocab_size,
             end_id=facts.codec.eos,
             prefix=prefix,
-            where=str(facts.folder / "config.json"),
+            where=where,
         )
         width = facts.thinker_width
         self.text_projection = ResizeMlp(width, text.intermediate_size, text.hidden_size)

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from omni_core.errors import ConfigError
 from omni_core.modelkit.config_reader import ConfigReader
 
-_MODEL = "Qwen3-TTS"
+MODEL = "Qwen3-TTS"
 TASKS = {"custom_voice": "CustomVoice", "voice_design": "VoiceDesign", "base": "Base"}
 """`tts_model_type` of the checkpoint to the task type of the API."""
 
@@ -69,12 +68,12 @@ class Checkpoint:
         Raises:
             ConfigError: config.json is missing, is no JSON, or lacks a field; the message names it.
         """
-        return cls._from_reader(ConfigReader.of_folder(folder, _MODEL), folder)
+        return cls._from_reader(ConfigReader.of_folder(folder, MODEL), folder)
 
     @classmethod
     def from_config(cls, raw: Mapping[str, Any], folder: str | Path) -> Checkpoint:
         """Return the facts in an already parsed config.json."""
-        return cls._from_reader(ConfigReader(raw, str(Path(folder) / "config.json"), _MODEL), folder)
+        return cls._from_reader(ConfigReader(raw, str(Path(folder) / "config.json"), MODEL), folder)
 
     @classmethod
     def _from_reader(cls, read: ConfigReader, folder: str | Path) -> Checkpoint:
@@ -83,14 +82,13 @@ class Checkpoint:
         variant = read.take("tts_model_type", str)
         if variant not in TASKS:
             known = ", ".join(TASKS)
-            raise ConfigError(f"tts_model_type {variant!r} is not known", where=read.where, hint=f"known are {known}")
+            raise read.fault(f"tts_model_type {variant!r} is not known", f"known are {known}")
         hidden = talker.take("hidden_size", int)
         languages = {name.lower(): i for name, i in talker.ids("codec_language_id").items()}
         given = talker.optional("spk_is_dialect", dict, {})
-        dialects = {name.lower(): dialect for name, dialect in given.items() if dialect}
+        dialects = {name.lower(): str(dialect).lower() for name, dialect in given.items() if dialect}
         if unknown := set(dialects.values()) - set(languages):
-            what = f"talker_config.spk_is_dialect names {sorted(map(str, unknown))}, which codec_language_id lacks"
-            raise ConfigError(what, where=read.where, hint=f"give an unchanged {_MODEL} checkpoint")
+            raise talker.fault(f"spk_is_dialect names {sorted(unknown)}, which codec_language_id lacks")
         return cls(
             folder=Path(folder),
             task=TASKS[variant],
@@ -141,9 +139,5 @@ def _speaker_width(read: ConfigReader, hidden: int) -> int | None:
         return None
     width: int = read.section("speaker_encoder_config").optional("enc_dim", int, hidden)
     if width != hidden:
-        raise ConfigError(
-            f"speaker_encoder_config.enc_dim is {width}, but the talker's rows have {hidden} values",
-            where=read.where,
-            hint=f"give an unchanged {_MODEL} checkpoint",
-        )
+        raise read.fault(f"speaker_encoder_config.enc_dim is {width}, but the talker's rows have {hidden} values")
     return width

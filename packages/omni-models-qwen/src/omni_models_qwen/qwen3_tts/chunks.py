@@ -6,8 +6,6 @@ The first payload decides when sound starts, the later ones how often it may sto
 
 from __future__ import annotations
 
-import functools
-import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from omni_core.modelkit.first_chunk import cut_request
 from omni_models_qwen.qwen3_tts.stream import ramp_sizes
-
-logger = logging.getLogger(__name__)
 
 FRAME_S = 0.08
 """Seconds of audio in a frame of the 12 Hz codec, where the checkpoint does not say."""
@@ -66,9 +63,9 @@ class ChunkPolicy:
         """
         steady = int(options.get("codec_chunk_frames", 25))
         if initial is None:
-            initial = int(options.get("initial_codec_chunk_frames") or 0)
-        elif initial > steady:
-            _say_cut(initial, steady)
+            initial = min(int(options.get("initial_codec_chunk_frames") or 0), steady)
+        else:
+            initial = cut_request(initial, steady)
         adaptive = None
         if options.get("codec_chunk_adaptive"):
             adaptive = Adaptive(
@@ -79,7 +76,7 @@ class ChunkPolicy:
             )
         return cls(
             steady=steady,
-            initial=min(initial, steady),
+            initial=initial,
             ramp=ramp_sizes(options.get("codec_chunk_ramp")) or (),
             adaptive=adaptive,
             streams=bool(options.get("codec_streaming", True)),
@@ -99,11 +96,6 @@ def initial_by_load(load: float, steady: int) -> int:
     largest = max(steady.bit_length() - 1, 0)
     step = int(load * (largest + 1))
     return 1 << min(max(step, 0), largest)
-
-
-@functools.lru_cache(maxsize=256)
-def _say_cut(asked: int, steady: int) -> None:
-    logger.warning("a request's initial_codec_chunk_frames %d is cut to codec_chunk_frames %d (said once)", asked, steady)
 
 
 class Chunker:

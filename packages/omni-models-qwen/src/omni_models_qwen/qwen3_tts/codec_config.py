@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from omni_core.errors import ConfigError
+from omni_core.modelkit.config_reader import ConfigReader
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,62 +48,38 @@ class CodecDecoderConfig:
         Raises:
             ConfigError: A key is missing, has another type, or the sizes contradict each other.
         """
-        decoder = raw.get("decoder_config")
-        if not isinstance(decoder, Mapping):
-            raise ConfigError("the codec's config.json has no decoder_config", where=where, hint=_HINT)
-        heads = _number(decoder, "num_attention_heads", where)
-        hidden = _number(decoder, "hidden_size", where)
+        read = ConfigReader(raw, where, "Qwen3-TTS")
+        decoder = read.section("decoder_config")
+        heads = decoder.count("num_attention_heads")
+        hidden = decoder.count("hidden_size")
         config = cls(
-            codebook_size=_number(decoder, "codebook_size", where),
-            codebook_dim=_number(decoder, "codebook_dim", where),
-            num_quantizers=_number(decoder, "num_quantizers", where),
-            num_semantic_quantizers=_number(decoder, "num_semantic_quantizers", where, 1),
-            latent_dim=_number(decoder, "latent_dim", where),
+            codebook_size=decoder.count("codebook_size"),
+            codebook_dim=decoder.count("codebook_dim"),
+            num_quantizers=decoder.count("num_quantizers"),
+            num_semantic_quantizers=decoder.count("num_semantic_quantizers", 1),
+            latent_dim=decoder.count("latent_dim"),
             hidden_size=hidden,
-            intermediate_size=_number(decoder, "intermediate_size", where),
-            num_hidden_layers=_number(decoder, "num_hidden_layers", where),
+            intermediate_size=decoder.count("intermediate_size"),
+            num_hidden_layers=decoder.count("num_hidden_layers"),
             num_attention_heads=heads,
-            num_key_value_heads=_number(decoder, "num_key_value_heads", where, heads),
-            head_dim=_number(decoder, "head_dim", where, hidden // heads),
-            sliding_window=_number(decoder, "sliding_window", where, 72),
-            rope_theta=_real(decoder, "rope_theta", where, 10000.0),
-            rms_norm_eps=_real(decoder, "rms_norm_eps", where, 1e-5),
-            upsampling_ratios=_numbers(decoder, "upsampling_ratios", where),
-            upsample_rates=_numbers(decoder, "upsample_rates", where),
-            decoder_dim=_number(decoder, "decoder_dim", where),
-            sample_rate=_number(raw, "output_sample_rate", where, 24000),
+            num_key_value_heads=decoder.count("num_key_value_heads", heads),
+            head_dim=decoder.count("head_dim", hidden // heads),
+            sliding_window=decoder.count("sliding_window", 72),
+            rope_theta=decoder.positive("rope_theta", 10000.0),
+            rms_norm_eps=decoder.positive("rms_norm_eps", 1e-5),
+            upsampling_ratios=_counts(decoder, "upsampling_ratios"),
+            upsample_rates=_counts(decoder, "upsample_rates"),
+            decoder_dim=decoder.count("decoder_dim"),
+            sample_rate=read.count("output_sample_rate", 24000),
         )
-        declared = _number(raw, "decode_upsample_rate", where, config.samples_per_frame)
+        declared = read.count("decode_upsample_rate", config.samples_per_frame)
         if declared != config.samples_per_frame:
-            raise ConfigError(
-                f"decode_upsample_rate is {declared}, but the ratios multiply to {config.samples_per_frame}",
-                where=where,
-                hint=_HINT,
-            )
+            raise read.fault(f"decode_upsample_rate is {declared}, but the ratios multiply to {config.samples_per_frame}")
         return config
 
 
-_HINT = "use the config.json that belongs to the codec's weights"
-
-
-def _number(raw: Mapping[str, Any], key: str, where: str, default: int | None = None) -> int:
-    value = raw.get(key)
-    if value is None:
-        value = default
-    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-        raise ConfigError(f"{key} must be a positive whole number, not {value!r}", where=where, hint=_HINT)
-    return value
-
-
-def _real(raw: Mapping[str, Any], key: str, where: str, default: float) -> float:
-    value = default if raw.get(key) is None else raw[key]
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < math.inf:
-        raise ConfigError(f"{key} must be a positive number, not {value!r}", where=where, hint=_HINT)
-    return float(value)
-
-
-def _numbers(raw: Mapping[str, Any], key: str, where: str) -> tuple[int, ...]:
-    value = raw.get(key)
-    if not isinstance(value, list) or not value or not all(isinstance(item, int) and item > 0 for item in value):
-        raise ConfigError(f"{key} must be a list of positive whole numbers, not {value!r}", where=where, hint=_HINT)
-    return tuple(value)
+def _counts(read: ConfigReader, name: str) -> tuple[int, ...]:
+    found = read.take(name, list)
+    if not found or not all(isinstance(item, int) and not isinstance(item, bool) and item > 0 for item in found):
+        raise read.fault(f"{name} must be a list of positive whole numbers, not {found!r}")
+    return tuple(found)

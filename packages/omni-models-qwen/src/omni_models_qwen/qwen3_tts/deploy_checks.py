@@ -14,8 +14,8 @@ from omni_core.deploy.notes import warn
 from omni_core.errors import ConfigError
 from omni_core.runner import RunnerEntry
 from omni_core.stage import ResolvedEdge, ResolvedStage
-from omni_models_qwen.qwen3_tts.pipeline import QWEN3_TTS, QWEN3_TTS_FUSED
-from omni_models_qwen.qwen3_tts.stream import ALWAYS, KEYS, WITHOUT_EFFECT, advise_chunks, check_edges
+from omni_models_qwen.qwen3_tts.pipeline import CODEC_FOLDER, QWEN3_TTS, QWEN3_TTS_FUSED
+from omni_models_qwen.qwen3_tts.stream import ALWAYS, KEYS, TF32, WITHOUT_EFFECT, advise_chunks, advise_tf32, check_edges
 from omni_models_qwen.talking.options import IN_THE_EDGE, check_known, own_options, place_of
 
 logger = logging.getLogger(__name__)
@@ -23,9 +23,10 @@ logger = logging.getLogger(__name__)
 _DECODE = "talker_stream_decode"
 _STREAM_FIRST = "talker_stream_first_audio"
 _TALKER_FIRST = "talker_first_audio"
+_CODE2WAV = "Qwen3TTSCode2Wav"
 _ALWAYS_SO = ("code_predictor_kv_cache", "code_predictor_fused_sampling", "code_predictor_fused")
-_SWITCHES = (_DECODE, _STREAM_FIRST, *_ALWAYS_SO)
-_NUMBERS = ("ref_code_context_frames", "ref_audio_artifact_cache_max_entries")
+_SWITCHES = (_DECODE, _STREAM_FIRST, TF32, *_ALWAYS_SO)
+_NUMBERS = ("ref_code_context_frames", "ref_audio_artifact_cache_max_entries", "decode_batch_max_size")
 FUSED_OPTIONS = frozenset((*_SWITCHES, *_NUMBERS))
 """Options of the single-stage pipeline (TT-05)."""
 
@@ -39,13 +40,16 @@ def check_stages(stages: Sequence[ResolvedStage]) -> None:
     """
     check_edges(stages)
     if stages[0].pipeline == QWEN3_TTS_FUSED.model_type:
-        _check_options(stages[0])
-        _check_fused(stages[0])
+        (stage,) = stages
+        _check_options(stage)
+        _check_fused(stage)
+        advise_tf32(own_options(stage), place_of(stage, TF32), stage.platform, stage.engine_args.get("dtype"))
         return
     for stage in stages:
         _check_two_stages(stage)
         for edge in stage.outputs:
             _advise(edge)
+            advise_tf32(edge.stream, f"connectors.{edge.connector}.extra", stage.platform, edge.dtype)
             _report_first_audio(stage, edge)
 
 
@@ -104,7 +108,12 @@ def _check_options(stage: ResolvedStage) -> None:
         if key in _NUMBERS and not (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
             what = f"{key} must be a whole number of at least 0, not {value!r}"
             raise ConfigError(what, where=place_of(stage, key), param=key)
-    if idle := [key for key in _ALWAYS_SO if own.get(key) is False]:
+    _report_idle(stage, _ALWAYS_SO)
+
+
+def _report_idle(stage: ResolvedStage, switches: Sequence[str]) -> None:
+    """Say which switches of the code predictor are off in a stage's own options, and stay on."""
+    if idle := [key for key in switches if own_options(stage).get(key) is False]:
         logger.info("stage %s: without effect here: %s (%s)", stage.name, ", ".join(idle), ALWAYS)
 
 
@@ -136,6 +145,9 @@ def _check_two_stages(stage: ResolvedStage) -> None:
                 param=key,
             )
     check_known(stage, FUSED_OPTIONS | KEYS, f"pipeline {stage.pipeline!r}", beside=IN_THE_EDGE)
+    _report_idle(stage, [key for key in _ALWAYS_SO if key not in KEYS])
+    if stage.architecture == _CODE2WAV and stage.engine_args.get("hf_overrides"):
+        warn(f"stage {stage.name}: hf_overrides has no effect: the decoder reads the config.json in {CODEC_FOLDER}")
 
 
 def _advise(edge: ResolvedEdge) -> None:

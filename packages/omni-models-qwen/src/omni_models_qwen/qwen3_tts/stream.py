@@ -8,6 +8,7 @@ from typing import Any
 
 from omni_core.deploy.notes import warn
 from omni_core.errors import ConfigError
+from omni_core.modelkit.first_chunk import advise_cut
 from omni_core.stage import ResolvedStage
 
 _NUMBERS = {
@@ -26,11 +27,12 @@ _NUMBERS = {
     "connector_get_max_wait": 0,
 }
 """Whole-number keys and the least value of each."""
+TF32 = "decode_enable_tf32"
 _SWITCHES = (
     "codec_streaming",
     "codec_chunk_adaptive",
     "talker_first_audio",
-    "decode_enable_tf32",
+    TF32,
     "code_predictor_prefix_graphs",
     "code_predictor_kv_cache",
     "code_predictor_fused_sampling",
@@ -133,8 +135,7 @@ def advise_chunks(stream: Mapping[str, Any], where: str) -> None:
     """Warn about sizes of payloads that fit each other badly (TT-15); `where` is what messages call their place."""
     steady = int(stream.get("codec_chunk_frames", 25))
     for key in ("initial_codec_chunk_frames", "codec_chunk_min_frames"):
-        if (size := stream.get(key) or 0) > steady:
-            warn(f"{where}: {key} {size} is cut to codec_chunk_frames {steady}")
+        advise_cut(key, stream.get(key) or 0, steady, where)
     ramp = ramp_sizes(stream.get("codec_chunk_ramp"))
     if stream.get("codec_chunk_adaptive"):
         if ramp:
@@ -144,6 +145,23 @@ def advise_chunks(stream: Mapping[str, Any], where: str) -> None:
         warn(f"{where}: codec_chunk_ramp ends with {ramp[-1]}, but goes on with codec_chunk_frames {steady}")
     if idle := [key for key in ADAPTIVE_KEYS if key in stream]:
         warn(f"{where}: {', '.join(idle)} without codec_chunk_adaptive: true changes nothing")
+
+
+def advise_tf32(options: Mapping[str, Any], where: str, platform: str, dtype: str | None) -> None:
+    """Warn where `decode_enable_tf32` changes nothing: it is about float32 products on CUDA (TT-16).
+
+    Args:
+        options: The decoder's options.
+        where: What messages call their place.
+        platform: Where the decoder computes.
+        dtype: What it is asked to compute in; float32 where that is left to it.
+    """
+    if not options.get(TF32):
+        return
+    if platform not in ("cuda", "rocm"):
+        warn(f"{where}: {TF32} has no effect on {platform}")
+    elif (name := str(dtype or "auto").removeprefix("torch.")) not in ("auto", "float32", "float"):
+        warn(f"{where}: {TF32} has no effect: the decoder computes in {name}, not in float32")
 
 
 def _check_sizes(key: str, sizes: Any, where: str) -> None:

@@ -18,8 +18,9 @@ from vllm.model_executor.models.utils import WeightsMapper, maybe_prefix
 
 from omni_core.capabilities import MtpSampling
 from omni_core.modelkit.code_predictor import PredictorConfig
+from omni_core.modelkit.config_reader import ConfigReader
 from omni_core.payload import Payload
-from omni_models_qwen.qwen3_tts.checkpoint import Checkpoint
+from omni_models_qwen.qwen3_tts.checkpoint import MODEL, Checkpoint
 from omni_models_qwen.qwen3_tts.history import VoicedHistory
 from omni_models_qwen.qwen3_tts.talker_weights import TalkerWeights
 from omni_models_qwen.talking.frame_talker import QwenFrameTalker, ResizeMlp
@@ -46,12 +47,14 @@ class Qwen3TTSTalker(QwenFrameTalker, SupportsLoRA):
         facts = Checkpoint.from_config(hf_config.to_dict(), vllm_config.model_config.model)
         self.config = hf_config.get_text_config()
         self.model = Qwen3Model(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
+        where = str(facts.folder / "config.json")
+        sizes = ConfigReader(raw, where, MODEL, "talker_config.").section("code_predictor_config")
         self.build_head(
-            PredictorConfig.read(raw),
+            PredictorConfig.read(sizes, codes=facts.num_codes, talker_hidden=facts.hidden_size),
             vocab_size=facts.vocab_size,
             end_id=facts.codec.eos,
             prefix=prefix,
-            where=str(facts.folder / "config.json"),
+            where=where,
         )
         self.text_embedding = VocabParallelEmbedding(raw.get("text_vocab_size", 151_936), raw.get("text_hidden_size", 2048))
         width = self.text_embedding.embedding_dim

@@ -201,6 +201,21 @@ class FirstAudioRunner(TalkerWithCodec):
 
 
 def codec_stage(stage: ResolvedStage) -> ResolvedStage:
-    """Return the talker's stage as one of the codec's decoder: the same place and precision, the codec's class and folder."""
-    topology = replace(stage.topology, model_subdir=None)
-    return replace(stage, topology=topology, architecture="Qwen3TTSCode2Wav", architecture_target=_CODEC, inputs=(), outputs=())
+    """Return the talker's stage as one of the codec's decoder: the same place, the codec's class and folder.
+
+    Where Code2Wav follows, the decoder does a part of its work: in its dtype, with the options of the edge and none of the
+    talker's own. The single stage has one dtype and its own options.
+    """
+    given = dict(stage.engine_args)
+    if stage.outputs:
+        given.pop("additional_config", None)
+        given["dtype"] = stage.outputs[0].dtype
+    return replace(
+        stage,
+        topology=replace(stage.topology, model_subdir=None),
+        architecture="Qwen3TTSCode2Wav",
+        architecture_target=_CODEC,
+        engine_args=given,
+        inputs=stage.outputs,
+        outputs=(),
+    )

@@ -13,6 +13,7 @@ import torch
 from omni_core.modelkit.codec_stage import CodecStage, stage_device, stage_dtype
 from omni_core.modelkit.weights import TensorReader
 from omni_core.stage import ResolvedStage
+from omni_models_qwen.talking.options import own_options
 
 
 def decoder_dtype(stage: ResolvedStage) -> torch.dtype:
@@ -33,8 +34,8 @@ def decoder_device(stage: ResolvedStage) -> str:
 
 
 def edge_options(stage: ResolvedStage) -> dict[str, Any]:
-    """Return the stream options of the edge that brings the codes."""
-    return dict(stage.inputs[0].stream) if stage.inputs else {}
+    """Return the stream options of the edge that brings the codes; a stage that makes codes itself has its own options."""
+    return dict(stage.inputs[0].stream if stage.inputs else own_options(stage))
 
 
 def allow_tf32(allowed: bool) -> None:
