@@ -109,7 +109,7 @@ def engine(session: nox.Session) -> None:
     ignored = [f"--ignore={path}" for path in contract]
     # Whole files to each of two workers: they wait for processes most of the time, and share what a module has started. A test
     # that takes too long must not take its worker along: the other one would wait for ever.
-    workers = ("-n", "2", "--dist", "loadfile", "--timeout-method", "signal")
+    workers = ("-n", "2", "--dist", "loadfile", "--timeout", "600", "--timeout-method", "signal")
     marks = ("-m", "engine and not gpu")
     shared(session, "pytest", "packages", "tests", *marks, *workers, *ignored, *session.posargs, OMP_NUM_THREADS="1")
 

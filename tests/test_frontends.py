@@ -75,7 +75,7 @@ async def opened(url: str) -> AsyncIterator[tuple[Any, dict[str, Any]]]:
         yield ws, first
 
 
-@pytest.mark.parametrize(("count", "accept"), [(1, "reuseport"), (4, "reuseport"), (2, "shared")])
+@pytest.mark.parametrize(("count", "accept"), [(1, "reuseport"), (2, "reuseport"), (2, "shared")])
 async def test_frontends_admit_their_budgets_together_and_no_more(
     checkpoint: Path, tmp_path: Path, count: int, accept: str
 ) -> None:

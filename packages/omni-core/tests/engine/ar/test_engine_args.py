@@ -54,6 +54,28 @@ def test_a_model_without_declarations_keeps_vllms_own_path(make_stage: Any) -> N
     assert args.distributed_executor_backend is UniProcExecutor
 
 
+@pytest.mark.parametrize(
+    ("given", "runs_here"),
+    [
+        ({}, True),
+        ({"distributed_executor_backend": "uni"}, True),
+        ({"distributed_executor_backend": "mp"}, False),
+        ({"distributed_executor_backend": "uni", "tensor_parallel_size": 2}, False),
+    ],
+    ids=["nothing", "uni", "mp", "uni for two ranks"],
+)
+def test_one_rank_runs_in_the_engine_core_unless_the_file_says_otherwise(
+    make_stage: Any, given: dict[str, Any], runs_here: bool
+) -> None:
+    """On a CPU, too, where vLLM takes the name `uni` for `mp`."""
+    from omni_core.engine.vllm_bridge import UniProcExecutor
+
+    backend = build(make_stage("LlamaForCausalLM", engine_args=given)).distributed_executor_backend
+
+    assert (backend is UniProcExecutor) is runs_here
+    assert runs_here or backend == given["distributed_executor_backend"]
+
+
 CAPTURE = ModelCapabilities(capture=HiddenCapture("a:b"))
 
 

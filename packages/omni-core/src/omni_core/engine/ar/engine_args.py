@@ -117,7 +117,8 @@ def _forced(stage: ResolvedStage, capabilities: ModelCapabilities, given: Mappin
         forced["skip_tokenizer_init"] = True
     elif stage.topology.tokenizer_subdir:
         forced["tokenizer"] = str(tokenizer)
-    if _ranks(given) == 1 and "distributed_executor_backend" not in given:
+    # The class, not its name: on a CPU vLLM takes the name for `mp`, which starts a process more and imports all of vLLM anew.
+    if _ranks(given) == 1 and given.get("distributed_executor_backend", "uni") == "uni":
         forced["distributed_executor_backend"] = UniProcExecutor
     if not capabilities.computes_inputs and capabilities.capture is None:
         return forced
