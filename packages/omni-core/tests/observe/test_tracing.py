@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -207,6 +208,10 @@ def test_a_collector_that_is_away_does_not_hold_up_the_end(caplog: pytest.LogCap
 def test_threads_of_a_process_that_sends_spans_take_turns_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://127.0.0.1:1/v1/traces")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/protobuf")
+    exporter = Exporter()
+    exporter.may_answer.set()
+    name = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
+    monkeypatch.setitem(sys.modules, name, cast("Any", SimpleNamespace(OTLPSpanExporter=lambda: exporter)))
     before = sys.getswitchinterval()
     try:
         tracing = configured_tracing()
