@@ -24,7 +24,7 @@ def test_facts_that_config_json_leaves_out_are_the_references() -> None:
         {"audio_eos_token": 1027},
         {"audio_bos_token": 2000},
         {"audio_bos_token": -1},
-        {"audio_eos_token": 7},
+        {"audio_eos_token": -7},
     ],
     ids=lambda changes: "-".join(map(str, *changes.items())),
 )

@@ -57,11 +57,11 @@ class Checkpoint(MossCheckpoint):
             window=read.optional("repetition_window", int, _WINDOW),
             sample_rate=read.optional("sampling_rate", int, 24_000),
         )
-        # A negative mark would stand for no code at all, and one below the pad for a code.
-        has_marks = all(pad < mark < found.vocab_size for mark in (found.begin_code, found.end_code))
+        # A negative mark would stand for no code at all. One below the pad is a code that ends the speech, as in the reference.
+        has_marks = all(0 <= mark < found.vocab_size for mark in (found.begin_code, found.end_code))
         if found.prefill < 1 or found.window < 0 or not has_marks:
             raise read.fault(
                 f"delay_tokens_len {found.prefill}, repetition_window {found.window} and the marks {found.begin_code} and "
-                f"{found.end_code} behind {pad} codes, of {found.vocab_size} in all, cannot be"
+                f"{found.end_code} of {found.vocab_size} codes cannot be"
             )
         return found
