@@ -263,6 +263,7 @@ class TestLife:
         assert (entry["embedding_source"], entry["embedding_dim"]) == ("direct", 3)
         assert desk.engine.prompts[0].speaker_embedding == (0.5, -1.0, 0.25)
 
+    @pytest.mark.engine  # the SDK is in the environment of the engine tests
     async def test_stock_openai_client_creates_and_deletes_a_voice(self, desk: Desk) -> None:
         openai = pytest.importorskip("openai")
         httpx2 = pytest.importorskip("httpx2")

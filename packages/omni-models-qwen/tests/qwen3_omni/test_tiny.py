@@ -88,6 +88,7 @@ def test_only_the_variant_with_a_talker_speaks(folders: dict[str, Path]) -> None
     assert kinds == [None, "qwen3_omni_moe_thinker_only"]
 
 
+@pytest.mark.engine  # jinja2 is in the environment of the engine tests
 def test_conversations_are_rendered_as_the_published_template_does(folders: dict[str, Path]) -> None:
     jinja2 = pytest.importorskip("jinja2")
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)

@@ -86,8 +86,7 @@ class TalkerWithCodec(StageRunner):
         fell_asleep = method in _CODEC_FIRST and await self.codec.call(method, {}) and method == "sleep"
         try:
             answer = await self.talker.call(method, arguments)
-        except Exception:
-            # A decoder that sleeps beside a talker that does not would keep every later request waiting.
+        except Exception:  # raised again: a decoder that sleeps beside a talker that does not keeps every later request waiting
             if fell_asleep:
                 await self.codec.call("wake_up", {})
             raise
