@@ -52,7 +52,9 @@ def test_killed_server_leaves_no_process_and_no_file(phase: str, short_tmp: str)
 
 
 def test_a_server_killed_together_with_its_fork_server_leaves_nothing(short_tmp: str) -> None:
-    with victim("idle", short_tmp) as (server, below, _):
+    with victim("idle", short_tmp) as (server, below, run_dir):
+        for index in range(5000):  # removing them takes longer than a stage host needs to see its server's end and leave
+            (run_dir / f"file-{index}").touch()
         fork_servers = [process for process in below if "forkserver" in " ".join(process.cmdline())[:200]]
         fork_server = next(process for process in fork_servers if not process.name().startswith("omni:"))
 

@@ -103,6 +103,48 @@ def test_stopped_watch_leaves_no_thread_and_no_descriptor() -> None:
     assert process.num_fds() == descriptors
 
 
+_LEAVING = """
+import os, sys, time
+from pathlib import Path
+from omni_core.engine.watch import Watch, parse_watched
+def clean_up():
+    time.sleep(0.5)
+    Path(sys.argv[2]).touch()
+watch = Watch(parse_watched(sys.argv[1]), clean_up)
+print("watching", flush=True)
+sys.stdin.read()
+watch.give_way(float(sys.argv[3]))
+os._exit(7)
+"""
+
+
+@pytest.mark.parametrize("order", ["server first", "server later"])
+def test_process_that_leaves_lets_the_watch_clean_up_first(tmp_path: Path, order: str) -> None:
+    server = sleeper()
+    cleaned = tmp_path / "cleaned"
+    command = [sys.executable, "-c", _LEAVING, format_watched([Watched.of(server.pid)]), str(cleaned), "20"]
+    leaving = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    said(leaving)
+    assert leaving.stdin is not None
+
+    ends = [server.kill, leaving.stdin.close]
+    for end in ends if order == "server first" else reversed(ends):
+        end()
+
+    assert leaving.wait(20) == -signal.SIGKILL
+    assert cleaned.exists()
+    server.wait(20)
+
+
+def test_process_that_leaves_a_living_server_goes_its_way(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _LEAVING, format_watched([Watched.of(os.getpid())]), str(tmp_path / "cleaned"), "0"]
+
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, timeout=20, check=False)
+
+    assert (done.returncode, done.stdout) == (7, "watching\n")
+    assert not (tmp_path / "cleaned").exists()
+
+
 def test_watched_processes_survive_the_environment() -> None:
     processes = (Watched(12, 3456), Watched(78))
 

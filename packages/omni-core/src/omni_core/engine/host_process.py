@@ -18,7 +18,7 @@ from omni_core.engine.edge import Place
 from omni_core.engine.meeting import remove_left
 from omni_core.engine.messages import Fault, Ready, StartFailed, ToHost
 from omni_core.engine.run_dir import remove_run_dirs
-from omni_core.engine.stage_host import StageHost
+from omni_core.engine.stage_host import EXIT_ORPHANED, StageHost
 from omni_core.engine.stage_log import STAGE_LOG_ENV, write_to_stage_log
 from omni_core.engine.watch import RUN_DIR_ENV, WATCH_ENV, Watch, Watched, format_watched
 from omni_core.errors import OmniError
@@ -34,6 +34,8 @@ INIT_TIMEOUT_ENV = "OMNI_STAGE_INIT_TIMEOUT"
 HEARTBEAT_TIMEOUT_ENV = "OMNI_STAGE_HEARTBEAT_TIMEOUT"
 """Seconds that an engine may be silent, for the same runners."""
 EXIT_START_FAILED = 3
+PARTING_S = 5.0
+"""How long a host whose orchestrator has left without a word waits for the server's end, after which it leaves nothing behind."""
 
 
 @dataclass(frozen=True)
@@ -57,22 +59,27 @@ class HostSpec:
 
 def main(spec: HostSpec) -> None:
     """Run a stage until it is told to stop; the entry point of the process. Never returns."""
-    _become_stage(spec)
+    watch = _become_stage(spec)
     code = 1
     try:
         code = asyncio.run(_run(spec))
+    except OSError:
+        logger.exception("stage %s: its host lost the orchestrator", spec.stage.name)
+        code = EXIT_ORPHANED
     except Exception:  # whatever it was, it belongs in the log before the process ends
         logger.exception("stage %s: its host failed", spec.stage.name)
     finally:
         logging.shutdown()
+        # A server's sockets close a moment before its process counts as gone.
+        watch.give_way(PARTING_S if code == EXIT_ORPHANED else 0.0)
         # Engines leave threads behind that a normal exit would wait for.
         os._exit(code)
 
 
-def _become_stage(spec: HostSpec) -> None:
+def _become_stage(spec: HostSpec) -> Watch:
     # Its own process group: Ctrl-C in the terminal is the server's to handle, and the watch can end the group.
     os.setpgid(0, 0)
-    Watch([spec.server], functools.partial(_remove_all, spec))
+    watch = Watch([spec.server], functools.partial(_remove_all, spec))
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
@@ -87,6 +94,7 @@ def _become_stage(spec: HostSpec) -> None:
     setup_logging(spec.process_name, level=spec.log_level)
     with contextlib.suppress(OSError), open("/proc/self/comm", "w") as comm:
         comm.write(f"omni:{spec.stage.stage_id}:{spec.stage.topology.model_stage}"[:15])
+    return watch
 
 
 def _remove_all(spec: HostSpec) -> None:

@@ -42,6 +42,7 @@ STOP_TIMEOUT_S = 10.0
 OUTPUT_WINDOW = 64
 """Pieces that a request's caller may leave unread before the stage holds further ones back."""
 EXIT_ENGINE_DEAD = 4
+EXIT_ORPHANED = 5
 
 
 @dataclass
@@ -97,6 +98,8 @@ class StageHost:
         self._slots = asyncio.Semaphore(stream_slots) if stream_slots else contextlib.nullcontext()
         self._stopping = asyncio.Event()
         self._fatal: Fault | None = None
+        self._orphaned = False
+        """Whether the orchestrator has left without having said that this process shall stop."""
         self._aborts: set[asyncio.Task[None]] = set()
         self._calls = CallDesk(runner, self._where, self._send)
         self._heart = Heart(runner, self._where, self._send, self._die)
@@ -130,7 +133,9 @@ class StageHost:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_TIMEOUT_S):
                 await self._close()
-        return 0 if self._fatal is None else EXIT_ENGINE_DEAD
+        if self._fatal is not None:
+            return EXIT_ENGINE_DEAD
+        return EXIT_ORPHANED if self._orphaned else 0
 
     async def _close(self) -> None:
         try:
@@ -145,6 +150,7 @@ class StageHost:
         try:
             while (message := await self._channel.receive()) is not None:
                 self._take(message)
+            self._part()
         except ServiceError:
             logger.exception("%s: the orchestrator's messages cannot be read", self._where)
         finally:
@@ -188,7 +194,12 @@ class StageHost:
         try:
             await self._channel.send(message)
         except (ConnectionError, DeadlineError):
-            self._stopping.set()
+            self._part()
+
+    def _part(self) -> None:
+        """Stop because the orchestrator is gone, unless this process stops already."""
+        self._orphaned = self._orphaned or not self._stopping.is_set()
+        self._stopping.set()
 
     def _die(self, error: StageDeadError) -> None:
         self._fatal = self._fatal or Fault.of(error, where=self._where)

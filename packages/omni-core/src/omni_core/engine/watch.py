@@ -19,6 +19,7 @@ from typing import NoReturn
 WATCH_ENV = "OMNI_WATCH_PIDS"
 """`pid` or `pid:start`, separated by commas: whom the children of a stage host must not outlive."""
 RUN_DIR_ENV = "OMNI_RUN_DIR"
+CLEAN_UP_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,14 @@ class Watch:
         self._thread = threading.Thread(target=self._wait, name="omni-watch", daemon=True)
         self._thread.start()
 
+    def give_way(self, timeout_s: float) -> None:
+        """Let the watch end this process if a watched one is gone or goes within `timeout_s`; otherwise return.
+
+        For a process that is about to end for another reason: the watch's clean-up would be cut off by its exit.
+        """
+        if self._gone(timeout_s):
+            self._thread.join(CLEAN_UP_TIMEOUT_S)
+
     def stop(self) -> None:
         """End the watch and its thread."""
         os.write(self._wake_write, b"x")
@@ -114,13 +123,16 @@ class Watch:
             os.close(fd)
 
     def _wait(self) -> None:
-        poll = select.poll()
-        poll.register(self._wake_read, select.POLLIN)
-        for fd in self._fds:
-            poll.register(fd, select.POLLIN)
-        gone = [fd for fd, _ in poll.poll() if fd != self._wake_read]
+        gone = self._gone()
         if gone:
             _die(self._clean_up if self._fds[0] in gone else None)
+
+    def _gone(self, timeout_s: float | None = None) -> list[int]:
+        """Wait until a watched process is gone or the watch is stopped, and return the descriptors of those that are gone."""
+        poll = select.poll()
+        for fd in (self._wake_read, *self._fds):
+            poll.register(fd, select.POLLIN)
+        return [fd for fd, _ in poll.poll(None if timeout_s is None else timeout_s * 1000) if fd != self._wake_read]
 
 
 def _die(clean_up: Callable[[], object] | None) -> NoReturn:
