@@ -35,7 +35,7 @@ HEARTBEAT_TIMEOUT_ENV = "OMNI_STAGE_HEARTBEAT_TIMEOUT"
 """Seconds that an engine may be silent, for the same runners."""
 EXIT_START_FAILED = 3
 PARTING_S = 5.0
-"""How long a host whose orchestrator has left without a word waits for the server's end, after which it leaves nothing behind."""
+"""How long a host whose orchestrator has left without a word waits for the server's end, to clean up after it."""
 
 
 @dataclass(frozen=True)
