@@ -98,7 +98,9 @@ def test_field_wins_over_engine_extras_with_a_warning(resolve: Resolve) -> None:
 
 
 def test_types_of_fields_are_checked_inside_engine_extras_too(resolve: Resolve) -> None:
-    with pytest.raises(ConfigError, match=r"stages\.0\.max_num_seqs"):
+    with pytest.raises(
+        ConfigError, match=r"^my.yaml:1:54: stages\.0\.engine_extras\.max_num_seqs: input should be an integer \(got .many.\)"
+    ):
         resolve("two", "stages: [{stage_id: 0, engine_extras: {max_num_seqs: many}}]")
 
 

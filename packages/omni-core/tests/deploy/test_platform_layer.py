@@ -74,12 +74,12 @@ def test_first_plugin_wins_over_later_ones(deployments: Any) -> None:
     from omni_core.deploy.resolve import resolve_deployment
     from omni_core.model_info import ModelInfo
 
-    deployments.hooks["omni_platform_overrides"] = overriding({"dtype": "first", "quantization": "first"})
-    other = make_plugin(omni_platform_overrides=overriding({"dtype": "second", "quantization": None}))
+    deployments.hooks["omni_platform_overrides"] = overriding({"dtype": "half", "quantization": "first"})
+    other = make_plugin(omni_platform_overrides=overriding({"dtype": "float", "quantization": None}))
     # pluggy calls the plugin that was registered last first.
     manager = make_manager({"bolt": other, "acme": make_plugin(**deployments.hooks)})
 
     model = ModelInfo("two", deployments.folder, {"model_type": "two"})
     stage = resolve_deployment(model, manager=manager, platform="cpu").stages[0]
 
-    assert stage.engine_args == {"dtype": "first", "quantization": "first"}
+    assert stage.engine_args == {"dtype": "half", "quantization": "first"}

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import inspect
 import re
 import textwrap
+import types
+import typing
 from collections.abc import Callable
 from typing import Any
 
@@ -69,6 +72,47 @@ def test_the_table_of_engine_arguments_is_that_of_vllm() -> None:
 
     # The scheduler belongs to the pipeline (`StagePipelineConfig.scheduler_cls`).
     assert names - set(RESERVED_NAMES) - {"scheduler_cls"} == ENGINE_ARG_NAMES
+
+
+def test_the_types_of_engine_arguments_are_those_of_vllm() -> None:
+    from omni_core.deploy.engine_names import ENGINE_ARG_NAMES, engine_arg_choices, engine_arg_kinds
+
+    # What vLLM's own annotations leave open, or do not say in words that a file can hold.
+    ours = {
+        "attention_backend": {"str"},  # `deploy.backends` has these three
+        "linear_backend": {"str"},
+        "moe_backend": {"str"},
+        "distributed_executor_backend": {"str"},  # a class by its name, too
+        "mm_encoder_attn_backend": {"str"},
+        "tokenizer_mode": {"str"},
+        "quantization_config": {"mapping"},
+    }
+    wrong = {}
+    for field in dataclasses.fields(vllm_bridge.AsyncEngineArgs):
+        if field.name in ENGINE_ARG_NAMES:
+            table = set(engine_arg_kinds(field.name)) or engine_arg_choices(field.name)
+            theirs = ours.get(field.name) or _written(field.type)
+            if table != theirs:
+                wrong[field.name] = (table, theirs)
+
+    assert not wrong
+
+
+def _written(annotation: Any) -> set[str] | tuple[str, ...]:
+    """Return what a file may hold for an annotation: kinds of values, or the choices if there is a list of them."""
+    kind = typing.get_origin(annotation) or annotation
+    if kind is typing.Literal:
+        return tuple(map(str, typing.get_args(annotation)))
+    if kind in (typing.Union, types.UnionType):
+        parts = [_written(part) for part in typing.get_args(annotation)]
+        choices = [part for part in parts if isinstance(part, tuple)]
+        return choices[0] if choices else set().union(*parts)
+    if issubclass(kind, enum.Enum):
+        return tuple(str(item.value) if isinstance(item.value, int) else item.name for item in kind)
+    names = {list: "list", set: "list", dict: "mapping", bool: "bool", int: "int", float: "float", str: "str"}
+    if dataclasses.is_dataclass(kind):
+        return {"mapping"}
+    return {names[kind]} if kind in names else set()  # objects of Python have no place in a file
 
 
 @contract("AsyncEngineArgs")

@@ -86,3 +86,14 @@ def test_a_precision_that_the_decoder_does_not_have_is_said(
     assert [f"float32, not in {dtype}" in record.getMessage() for record in caplog.records if record.name == LOGGER] == [
         True
     ] * is_said
+
+
+def test_overrides_without_effect_are_warned_about(resolve: Resolve, overlay: Callable[..., Path]) -> None:
+    warnings = resolve("qwen2_5_omni", overlay(FILE, "stages: [{stage_id: 2, hf_overrides: {c: 1}}]\n")).warnings
+
+    assert "stage 2 (code2wav): hf_overrides: c: no effect" in warnings
+
+
+def test_a_precision_that_there_is_not_is_refused(resolve: Resolve, overlay: Callable[..., Path]) -> None:
+    with pytest.raises(ConfigError, match=r"stages.0.dtype: input should be 'auto'.* \(got 'flaot32'\)"):
+        resolve("qwen2_5_omni", overlay(FILE, "stages: [{stage_id: 2, dtype: flaot32}]\n"))

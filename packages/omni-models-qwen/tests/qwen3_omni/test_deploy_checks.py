@@ -39,3 +39,19 @@ def test_option_of_a_stage_that_nobody_reads_is_refused(resolve: Resolve, overla
 
     assert "mine.yaml:2:" in caught.value.where
     assert "connectors.NAME.extra" in caught.value.hint
+
+
+def test_overrides_that_hold_for_a_part_or_nothing_are_warned_about(resolve: Resolve, overlay: Callable[..., Path]) -> None:
+    text = """
+stages:
+- {stage_id: 0, hf_overrides: {a: 1}}
+- {stage_id: 1, hf_overrides: {b: 1, quantization_config: null}}
+- {stage_id: 2, hf_overrides: {c: 1}}
+"""
+
+    warnings = resolve("qwen3_omni_moe", overlay("qwen3_omni_moe.yaml", text)).warnings
+
+    assert warnings == (
+        "stage 1 (talker): hf_overrides: b: for its decoder alone: ids and voices are those of config.json",
+        "stage 2 (code2wav): hf_overrides: c: no effect",
+    )

@@ -13,6 +13,7 @@ import pytest
 from omni_core.errors import RequestError
 from omni_core.model_info import ModelInfo
 from omni_core.speech import ReferenceAudio, SpeechPrompt
+from omni_core.stage import ResolvedStage
 from omni_models_qwen.qwen3_tts.speech import Qwen3TTSSpeech, codec_facts
 
 RATE = 24_000
@@ -191,6 +192,19 @@ def test_small_custom_voice_models_refuse_instructions(speech_of: Callable[..., 
 
     assert error.param == "instructions"
     assert "no effect" in error.message
+
+
+def test_values_that_the_talker_replaces_hold_for_requests(
+    data_folder: Path, stage_of: Callable[..., ResolvedStage], model_info: Callable[[Path], ModelInfo]
+) -> None:
+    prompt = replace(TEXT, voice="vivian", instructions="happy")
+
+    def adapter(size: str) -> Qwen3TTSSpeech:
+        stages = (stage_of(data_folder, 0, engine_args={"hf_overrides": {"tts_model_size": size}}),)
+        return Qwen3TTSSpeech(model_info(data_folder), {"stages": stages})
+
+    assert adapter("1b7").prepare(prompt).inputs["instructions"] == "happy"
+    assert _refused(adapter("0b6"), prompt).param == "instructions"
 
 
 def test_the_whole_text_is_in_the_prompt_except_for_clones(custom: Qwen3TTSSpeech, base: Qwen3TTSSpeech) -> None:

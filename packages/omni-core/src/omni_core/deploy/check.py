@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from omni_core.deploy.tree import Node, shown
+from omni_core.deploy.tree import Key, Node, shown
 from omni_core.errors import ConfigError
 
 _YAML_1_1 = {"yes", "no", "on", "off", "y", "n"}
@@ -44,9 +44,19 @@ def _hint(fault: Any) -> str:
 
 
 def _describe(fault: Any, tree: Node, name: str) -> tuple[str, str, str]:
-    path = tree.existing(fault["loc"])  # pydantic names members of unions too
+    path = _path(fault, tree)
     node = tree.find(path)
     field = name + ".".join(map(str, path))
     got = shown(node.plain() if fault["type"] != "missing" else None)
     message = fault["msg"][:1].lower() + fault["msg"][1:]
     return node.place, field, f"{field}: {message} (got {got})"
+
+
+def _path(fault: Any, tree: Node) -> list[Key]:
+    """Return the path of the value that is wrong."""
+    found = tree.existing(fault["loc"])  # pydantic names members of unions too
+    if (argument := fault.get("ctx", {}).get("argument")) is None:
+        return found
+    # An argument of the engine, which the model has under `engine_extras` even if it was written among the fields.
+    inside = [*found, argument]
+    return inside if tree.existing(inside) == inside else [*fault["loc"][:-1], argument]

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from omni_core.deploy.diffusion import DiffusionFields
-from omni_core.deploy.engine_names import ENGINE_ARG_NAMES
+from omni_core.deploy.engine_names import ENGINE_ARG_NAMES, engine_arg_fault
 
 ModelRunner = Literal["v1", "v2"]
 Positive = Annotated[int, Field(ge=1)]
@@ -33,6 +34,14 @@ def _environment(value: Any) -> Any:
         name: str(item) if isinstance(item, (int, float)) and not isinstance(item, bool) else item
         for name, item in value.items()
     }
+
+
+def _engine_arguments(values: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Check arguments that are no fields of their own; the error's context has the name of the one that is wrong."""
+    for name, value in (values or {}).items():
+        if fault := engine_arg_fault(name, value):
+            raise PydanticCustomError("engine_argument", "{fault}", {"fault": fault, "argument": name})
+    return values
 
 
 class Strict(BaseModel):
@@ -115,8 +124,8 @@ class EngineFields(Strict):
     """Use one layout for all KV cache groups."""
     mm_processor_cache_gb: Annotated[float | None, Field(ge=0)] = None
     """GiB of cache for processed multimodal inputs; 0 turns it off."""
-    mamba_ssm_cache_dtype: str | None = None
-    """Type of the state of state-space layers: auto or float32."""
+    mamba_ssm_cache_dtype: Literal["auto", "float32", "float16", "bfloat16"] | None = None
+    """Type of the state of state-space layers."""
     compilation_config: dict[str, Any] | None = None
     """Graph sizes, compilation mode and custom operators."""
     profiler_config: dict[str, Any] | None = None
@@ -141,7 +150,7 @@ class EngineFields(Strict):
     """Kernels of linear layers; auto is not the same as unset."""
     enable_lora: bool | None = None
     """Accept LoRA adapters."""
-    max_lora_rank: Positive | None = None
+    max_lora_rank: Literal[1, 8, 16, 32, 64, 128, 256, 320, 512] | None = None
     """Highest rank of an adapter."""
     max_loras: Positive | None = None
     """Most adapters in one batch."""
@@ -168,7 +177,7 @@ class PipelineWideFields(Strict):
     """Trust code that comes with the checkpoint."""
     distributed_executor_backend: str | None = None
     """How the workers of a stage run: uni, mp, ray, external_launcher."""
-    dtype: str | None = None
+    dtype: Literal["auto", "half", "float16", "bfloat16", "float", "float32"] | None = None
     """Type of the weights and activations."""
     quantization: str | None = None
     """Quantization method."""
@@ -191,7 +200,7 @@ class StageDeployConfig(DiffusionFields, PipelineWideFields, EngineFields, Place
 
     stage_id: Annotated[int | None, Field(ge=0)] = None
     """Which stage of the pipeline this is about."""
-    engine_extras: dict[str, Any] | None = None
+    engine_extras: Annotated[dict[str, Any] | None, AfterValidator(_engine_arguments)] = None
     """Further arguments of the stage's engine; a field of this table wins over the same name here."""
 
     @model_validator(mode="before")

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from omni_core.deploy.diffusion import DiffusionFields
-from omni_core.deploy.engine_names import ENGINE_ARG_NAMES, RESERVED_NAMES
+from omni_core.deploy.engine_names import ENGINE_ARG_NAMES, RESERVED_NAMES, engine_arg_choices, engine_arg_kinds
 from omni_core.deploy.keys import owned_names
 from omni_core.deploy.schema import (
     ConnectorSpec,
@@ -26,6 +26,14 @@ DRAFT = "https://json-schema.org/draft/2020-12/schema"
 SCOPES = {ExecutionType.LLM_AR: "AR", ExecutionType.LLM_GENERATION: "generation", ExecutionType.DIFFUSION: "diffusion"}
 
 _DEFAULT = re.compile(r" ?\(default: ([^)]+)\)")
+_JSON_TYPES = {
+    "bool": "boolean",
+    "int": "integer",
+    "float": "number",
+    "str": "string",
+    "list": "array",
+    "mapping": "object",
+}
 _ENGINE_ARGS = sorted(ENGINE_ARG_NAMES - set(StageDeployConfig.model_fields) - set(RESERVED_NAMES))
 
 
@@ -38,13 +46,20 @@ def deploy_schema(pipeline: PipelineConfig | None = None) -> dict[str, Any]:
             if field.get("default", 0) is None:
                 del field["default"]
     stage = schema["$defs"]["StageDeployConfig"]
-    stage["properties"] |= {name: {"description": "An argument of vLLM's engine."} for name in _ENGINE_ARGS}
+    stage["properties"] |= {name: {"description": "An argument of vLLM's engine.", **_argument(name)} for name in _ENGINE_ARGS}
     stage["required"] = ["stage_id"]
     _widen(stage["properties"])
     schema = {"$schema": DRAFT, **schema, "title": "Omni deploy file"}
     if pipeline is not None:
         _narrow(schema, pipeline)
     return schema
+
+
+def _argument(name: str) -> dict[str, Any]:
+    """Return the JSON Schema of an argument of the engine, null included as everywhere."""
+    if choices := engine_arg_choices(name):
+        return {"enum": [*(int(choice) if choice.isdigit() else choice for choice in choices), None]}
+    return {"type": [*(_JSON_TYPES[kind] for kind in engine_arg_kinds(name)), "null"]}
 
 
 def _widen(fields: dict[str, Any]) -> None:
@@ -99,8 +114,9 @@ def schema_page() -> str:
         *_section("Entries of `connectors`", ConnectorSpec),
         *_section("`duplex_session`", DuplexSession),
         "## Further arguments of the engine",
-        "A stage of the type AR or generation also takes these arguments of vLLM, which checks their values.",
-        ", ".join(f"`{name}`" for name in _ENGINE_ARGS),
+        "A stage of the type AR or generation also takes these arguments of vLLM. Their types and choices are checked with the "
+        "file, what is inside of them and how they fit together by vLLM.",
+        "\n".join(f"- `{name}`: {_type(_argument(name))}" for name in _ENGINE_ARGS),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -149,12 +165,12 @@ def _type(field: Mapping[str, Any]) -> str:
 
 def _type_name(option: Mapping[str, Any]) -> str:
     if "enum" in option:
-        return ", ".join(f"`{value}`" for value in option["enum"])
+        return ", ".join(f"`{value}`" for value in option["enum"] if value is not None)
     if "$ref" in option:
         return "mapping"
     kind = option.get("type", "any")
     if isinstance(kind, list):
-        return " or ".join(_type_name({**option, "type": item}) for item in kind)
+        return " or ".join(_type_name({**option, "type": item}) for item in kind if item != "null")
     names = {"array": "list", "object": "mapping", "boolean": "true or false", "number": "number", "integer": "integer"}
     limits = (("minimum", "at least"), ("exclusiveMinimum", "above"), ("maximum", "at most"))
     bounds = " and ".join(f"{word} {option[key]:g}" for key, word in limits if key in option)

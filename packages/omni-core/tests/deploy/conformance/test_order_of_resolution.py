@@ -59,10 +59,10 @@ def test_flags_of_the_whole_pipeline_lie_below_nothing_but_overrides(desk: Any) 
     """RA-08, RA-09, RA-12: async_chunk, a pipeline-wide field, the platform's section, a flag, an override."""
     text = "async_chunk: true\ndtype: float32\nplatforms: {cuda: {dtype: bfloat16, async_chunk: true}}"
 
-    resolved = desk.resolve("two", text, async_chunk=False, dtype="float16", overrides={"1": {"dtype": "float64"}})
+    resolved = desk.resolve("two", text, async_chunk=False, dtype="float16", overrides={"1": {"dtype": "bfloat16"}})
 
     assert resolved.async_chunk is False
-    assert [stage.engine_args["dtype"] for stage in resolved.stages] == ["float16", "float64"]
+    assert [stage.engine_args["dtype"] for stage in resolved.stages] == ["float16", "bfloat16"]
     assert resolved.sources["async_chunk"].place == "--async-chunk"
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from omni_core.errors import ConfigError
 from omni_core.stage import ResolvedStage
 from omni_models_qwen.qwen3_tts.stream import check_options
-from omni_models_qwen.talking.options import IN_THE_EDGE, check_known, own_options, place_of
+from omni_models_qwen.talking.options import IN_THE_EDGE, check_known, own_options, place_of, report_overrides
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +29,7 @@ def check_stages(stages: Sequence[ResolvedStage]) -> None:
         for edge in stage.outputs:
             check_options(edge.stream, f"connectors.{edge.connector}.extra", keys=KEYS, model="Qwen2.5-Omni")
         _check_own(stage)
+    report_overrides(stages)
     dtype = str(stages[-1].engine_args.get("dtype") or "auto").removeprefix("torch.")
     if dtype not in _EXACT:
         logger.info("stage %s: it computes in float32, not in %s: what is heard is made there", stages[-1].name, dtype)

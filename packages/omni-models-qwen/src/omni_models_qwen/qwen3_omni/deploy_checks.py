@@ -8,7 +8,7 @@ from omni_core.errors import ConfigError
 from omni_core.stage import ResolvedStage
 from omni_models_qwen.qwen3_omni.chat import MODEL
 from omni_models_qwen.qwen3_tts.stream import advise_chunks, check_options
-from omni_models_qwen.talking.options import IN_THE_EDGE, check_known
+from omni_models_qwen.talking.options import IN_THE_EDGE, check_known, report_overrides
 
 KEYS = frozenset(
     {
@@ -43,3 +43,4 @@ def check_stages(stages: Sequence[ResolvedStage]) -> None:
                     hint="set it to at least 1; 25 is usual",
                 )
         check_known(stage, (), f"pipeline {stage.pipeline!r}", beside=IN_THE_EDGE)
+    report_overrides(stages)

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omni_core.modelkit.config_reader import ConfigReader
+
+if TYPE_CHECKING:
+    from omni_core.stage import ResolvedStage
 
 MODEL = "Qwen3-TTS"
 TASKS = {"custom_voice": "CustomVoice", "voice_design": "VoiceDesign", "base": "Base"}
@@ -69,6 +72,16 @@ class Checkpoint:
             ConfigError: config.json is missing, is no JSON, or lacks a field; the message names it.
         """
         return cls._from_reader(ConfigReader.of_folder(folder, MODEL), folder)
+
+    @classmethod
+    def of_stage(cls, stage: ResolvedStage) -> Checkpoint:
+        """Return the facts of the talker's checkpoint as its engine reads them: with the stage's `hf_overrides`.
+
+        Raises:
+            ConfigError: As `read`.
+        """
+        raw = ConfigReader.of_folder(stage.model, MODEL).raw
+        return cls.from_config({**raw, **(stage.engine_args.get("hf_overrides") or {})}, stage.model)
 
     @classmethod
     def from_config(cls, raw: Mapping[str, Any], folder: str | Path) -> Checkpoint:

@@ -36,7 +36,7 @@ class Qwen3TTSInput:
     """Turn the inputs that `Qwen3TTSSpeech` prepared into the talker's prompt."""
 
     def __init__(self, stage: ResolvedStage) -> None:
-        self._checkpoint = Checkpoint.read(stage.model)
+        self._checkpoint = Checkpoint.of_stage(stage)
         self._tokenizer = TextTokenizer.load(stage.model)
         facts = codec_facts(self._checkpoint)
         self._frame_s = facts["decode_upsample_rate"] / facts["output_sample_rate"]

@@ -35,7 +35,8 @@ class Qwen3TTSSpeech(SpeechAdapter):
 
     def __init__(self, model: ModelInfo, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(model, options)
-        self.checkpoint = Checkpoint.read(model.path)
+        stages = self.options.get("stages")
+        self.checkpoint = Checkpoint.of_stage(stages[0]) if stages else Checkpoint.read(model.path)
         self._codec = codec_facts(self.checkpoint)
 
     @cached_property
