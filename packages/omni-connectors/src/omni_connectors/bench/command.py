@@ -65,7 +65,9 @@ class ConnectorBench:
             help="About how long each way works on each size (default: %(default)s).",
         )
         parser.add_argument("--rounds", type=int, default=5, metavar="N", help="In how many turns (default: %(default)s).")
-        parser.add_argument("--no-baselines", action="store_true", help="Measure the connectors and memcpy alone.")
+        parser.add_argument(
+            "--no-baselines", action="store_true", help="Measure the connectors, memcpy and a message without a payload alone."
+        )
         parser.add_argument("--json", type=Path, metavar="FILE", help="Write the results as JSON, too.")
 
     def run(self, args: argparse.Namespace) -> int:
@@ -90,14 +92,14 @@ class ConnectorBench:
         return 0
 
     def _ways(self, names: Sequence[str], extra: Any, alone: bool) -> list[Any]:
-        from omni_connectors.bench.ways import BASELINES, MEMCPY, NEEDS, Way
+        from omni_connectors.bench.ways import ALWAYS, BASELINES, NEEDS, Way
 
         known = unique_by_name(plugin_manager().collect("omni_connectors"), "connector")
         if not isinstance(extra, dict) or not set(extra) <= set(names):
             raise ConfigError(f"its keys must be among {', '.join(names)}", where="--extra", hint='such as {"NAME": {...}}')
         ways = []
         for name in BASELINES:
-            if alone and name != MEMCPY:
+            if alone and name not in ALWAYS:
                 continue
             if name in NEEDS and importlib.util.find_spec(NEEDS[name]) is None:
                 logger.warning("%s is left out: %s is not installed", name, NEEDS[name])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from omni_connectors.bench.run import Samples
-from omni_connectors.bench.ways import MEMCPY, SEGMENT
+from omni_connectors.bench.ways import MEMCPY, MESSAGE, SEGMENT
 
 SCHEMA = "omni-bench-connector/1"
 KIB, MIB, GIB = 2**10, 2**20, 2**30
@@ -54,12 +54,14 @@ def _stream_rate(samples: Samples) -> float:
 
 
 def _make_cell(samples: Samples, memcpy_ns: float | None, segment_ns: float | None, memcpy_rate: float | None) -> Cell:
-    took = statistics.median(samples.took_ns)
+    nbytes, took = samples.nbytes, statistics.median(samples.took_ns)
     deciles = statistics.quantiles(samples.took_ns, n=10, method="inclusive")
+    if samples.way == MESSAGE:  # it carries no bytes that a rate could count
+        samples, memcpy_ns, memcpy_rate, segment_ns = replace(samples, nbytes=0), None, None, None
     sent = samples.nbytes * len(samples.took_ns)
     return Cell(
         samples.way,
-        samples.nbytes,
+        nbytes,
         len(samples.took_ns),
         deciles[0] / 1e3,
         took / 1e3,
@@ -67,7 +69,7 @@ def _make_cell(samples: Samples, memcpy_ns: float | None, segment_ns: float | No
         statistics.median(samples.put_ns) / 1e3,
         samples.nbytes / took,
         _stream_rate(samples),
-        samples.cpu_ns / sent,  # nanoseconds for a byte are seconds for 10^9 bytes
+        samples.cpu_ns / sent if sent else 0.0,  # nanoseconds for a byte are seconds for 10^9 bytes
         None if memcpy_ns is None else memcpy_ns / took,
         None if memcpy_rate is None else _stream_rate(samples) / memcpy_rate,
         None if segment_ns is None else segment_ns / took,
@@ -102,12 +104,11 @@ def _table(cells: Sequence[Cell]) -> list[str]:
 
 
 def _row(cell: Cell) -> list[str]:
+    times = [cell.way, *(f"{value:.1f}" for value in (cell.p10_us, cell.p50_us, cell.p90_us, cell.put_p50_us))]
+    if cell.way == MESSAGE:
+        return [*times, "", "", "", "", "", "", str(cell.n)]
     return [
-        cell.way,
-        f"{cell.p10_us:.1f}",
-        f"{cell.p50_us:.1f}",
-        f"{cell.p90_us:.1f}",
-        f"{cell.put_p50_us:.1f}",
+        *times,
         f"{cell.gb_per_s:.2f}",
         "" if cell.of_memcpy is None else f"{cell.of_memcpy:.2f}",
         "" if cell.times_segment is None else f"{cell.times_segment:.1f}",

@@ -169,14 +169,33 @@ class CopySide:
         return self._target
 
 
-MEMCPY, SEGMENT = "memcpy", "segment per payload"
+@dataclass
+class MessageSide:
+    """Nothing but the message that every way but memcpy sends: what it costs to wake the other process."""
+
+    role: Role
+    folder: str
+
+    def send(self, array: Array) -> bytes:
+        """Leave the array where it is."""
+        return b""
+
+    def receive(self, handle: bytes) -> Array:
+        """Return no array."""
+        return np.empty(0, np.uint8)
+
+
+MEMCPY, MESSAGE, SEGMENT = "memcpy", "message alone", "segment per payload"
 BASELINES: dict[str, Callable[[Role, str], Side]] = {
     MEMCPY: CopySide,
+    MESSAGE: MessageSide,
     "ZeroMQ ipc": ZmqSide,
     "torch.multiprocessing": TorchSide,
     SEGMENT: SegmentSide,
 }
 """What connectors are compared with, by name."""
+ALWAYS = (MEMCPY, MESSAGE)
+"""What is measured in every run: no way can beat the two together."""
 NEEDS = {"ZeroMQ ipc": "zmq", "torch.multiprocessing": "torch"}
 """Modules that are not everywhere."""
 
