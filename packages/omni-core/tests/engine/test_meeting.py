@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from omni_core.engine import meeting as meeting_module
+from omni_core.engine import run_dir
 from omni_core.engine.meeting import Meeting, host_mark, remove_left
 from omni_core.errors import ConfigError
 
@@ -101,7 +102,7 @@ def test_folder_that_somebody_looks_at_is_waited_for(folder: Path, monkeypatch: 
         if len(pauses) == 50:
             os.close(lock)
 
-    monkeypatch.setattr(meeting_module.time, "sleep", pause)
+    monkeypatch.setattr(run_dir.time, "sleep", pause)
 
     Meeting.enter("g", "a").leave()
 

@@ -4,13 +4,11 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import psutil
 import pytest
 
-from omni_core.engine.run_dir import RunDir, remove_run_dirs
 from omni_core.engine.watch import Watch, Watched, format_watched, parse_watched, start_time
 from omni_core.testing.waiting import wait_until
 
@@ -149,33 +147,3 @@ def test_watched_processes_survive_the_environment() -> None:
     processes = (Watched(12, 3456), Watched(78))
 
     assert parse_watched(format_watched(processes)) == processes
-
-
-def test_run_directory_is_private_and_named_after_its_server() -> None:
-    run_dir = RunDir.create()
-
-    assert os.stat(run_dir.path).st_mode & 0o777 == 0o700
-    Path(run_dir.log("stage0")).write_text("line")
-    run_dir.remove()
-    run_dir.remove()
-    assert not Path(run_dir.path).exists()
-
-
-def test_only_the_run_directories_of_the_given_server_are_removed(short_tmp: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", short_tmp)
-    mine = RunDir.create()
-    other = Path(short_tmp) / "omni-1-1-abcd"
-    other.mkdir()
-
-    remove_run_dirs(mine.server)
-
-    assert not Path(mine.path).exists()
-    assert other.exists()
-
-
-def test_run_directory_goes_where_socket_paths_stay_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("long" * 20)))
-    run_dir = RunDir.create()
-
-    assert len(run_dir.socket("0-0")) < 108
-    run_dir.remove()

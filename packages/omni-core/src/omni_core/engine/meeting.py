@@ -10,16 +10,12 @@ import fcntl
 import os
 import secrets
 import shutil
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from omni_core.engine.run_dir import parent_folder
-from omni_core.errors import ConfigError
+from omni_core.engine.run_dir import hold_folder, lock, parent_folder, remove_unheld
 
 _HEAD = "head.lock"
-_TRIES = 100
-_PAUSE_S = 0.01
 
 
 @dataclass(frozen=True)
@@ -40,8 +36,8 @@ class Meeting:
             ConfigError: The folder belongs to another user.
         """
         _sweep()
-        path, lock = _open_folder(group)
-        return cls(path, group, address, (lock,))
+        path = parent_folder() / f"{_prefix()}{group}"
+        return cls(str(path), group, address, (hold_folder(path),))
 
     @classmethod
     def found(cls, group: str, address: str) -> Meeting:
@@ -51,25 +47,25 @@ class Meeting:
         """
         while True:
             meeting = cls.enter(group, address)
-            lock = os.open(os.path.join(meeting.path, _HEAD), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            if _lock(lock, fcntl.LOCK_EX):
-                return cls(meeting.path, group, address, (*meeting._locks, lock))
-            os.close(lock)
+            head = os.open(os.path.join(meeting.path, _HEAD), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            if lock(head, fcntl.LOCK_EX):
+                return cls(meeting.path, group, address, (*meeting._locks, head))
+            os.close(head)
             meeting.leave()
             group = secrets.token_hex(8)
 
     def leave(self) -> None:
         """Leave the group; the last one removes the folder. Called once."""
-        for lock in self._locks:
-            os.close(lock)
-        _remove_unused(Path(self.path))
+        for descriptor in self._locks:
+            os.close(descriptor)
+        remove_unheld(Path(self.path))
 
 
 def remove_left(run_dir: str, meeting: str) -> None:
     """Remove what a killed command leaves: its run directory, and the folder where connectors met if nobody else uses it."""
     shutil.rmtree(run_dir, ignore_errors=True)
     if meeting != run_dir:
-        _remove_unused(Path(meeting))
+        remove_unheld(Path(meeting))
 
 
 def host_mark() -> str:
@@ -82,57 +78,9 @@ def host_mark() -> str:
     return f"{boot}:{os.geteuid()}:{facts.st_dev}:{facts.st_ino}"
 
 
-def _open_folder(group: str) -> tuple[str, int]:
-    path = parent_folder() / f"{_prefix()}{group}"
-    for _ in range(_TRIES):
-        path.mkdir(mode=0o700, exist_ok=True)
-        try:
-            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except FileNotFoundError:
-            continue  # removed by one who left just now
-        except OSError as error:
-            raise ConfigError(f"the folder cannot be opened: {error.strerror}", where=str(path), hint="remove it") from error
-        facts = os.fstat(lock)
-        if facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
-            os.close(lock)
-            raise ConfigError("the folder is open to other users", where=str(path), hint="remove it, or set TMPDIR")
-        if _lock(lock, fcntl.LOCK_SH) and _is_at(path, facts):
-            return str(path), lock
-        os.close(lock)
-        time.sleep(_PAUSE_S)  # whoever looks whether the folder is in use holds it for a moment
-    raise ConfigError(f"the folder was removed {_TRIES} times while it was made", where=str(path), hint="see who does that")
-
-
-def _is_at(path: Path, facts: os.stat_result) -> bool:
-    try:
-        return os.path.samestat(path.stat(), facts)
-    except FileNotFoundError:
-        return False
-
-
 def _sweep() -> None:
     for path in parent_folder().glob(f"{_prefix()}*"):
-        _remove_unused(path)
-
-
-def _remove_unused(path: Path) -> None:
-    try:
-        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
-        return  # removed by another, or not ours to touch
-    try:
-        if os.fstat(lock).st_uid == os.geteuid() and _lock(lock, fcntl.LOCK_EX):
-            shutil.rmtree(path, ignore_errors=True)
-    finally:
-        os.close(lock)
-
-
-def _lock(descriptor: int, kind: int) -> bool:
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+        remove_unheld(path)
 
 
 def _prefix() -> str:

@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from omni_server.allocator import OWN
+from omni_core.allocator import OWN
 
 PROGRAM = """
 import ctypes
-from omni_server.allocator import return_large_buffers
+from omni_core.allocator import return_large_buffers
 
 class Facts(ctypes.Structure):
     names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
@@ -43,6 +43,26 @@ def answers(wanted: bool, **environment: str) -> list[str]:
 def test_a_buffer_of_audio_has_memory_of_its_own() -> None:
     assert answers(wanted=False) == ["0"], "else there would be nothing to do"
     assert answers(wanted=True) == ["True", "5"]
+
+
+HOLES = """
+import psutil
+from omni_core.allocator import return_free_pages
+
+def resident() -> int:
+    return psutil.Process().memory_info().rss >> 20
+
+held = [bytearray(60_000) for _ in range(2000)]  # below the size from which a block has pages of its own
+before = resident()
+del held[::2]
+print(before - resident() > 30, return_free_pages(), before - resident() > 30)
+"""
+
+
+def test_pages_between_objects_that_live_go_back() -> None:
+    done = subprocess.run([sys.executable, "-c", HOLES], capture_output=True, text=True, timeout=60, check=False)
+
+    assert done.stdout.split() == ["False", "True", "True"], done.stderr
 
 
 @pytest.mark.parametrize("name", OWN)

@@ -1,4 +1,4 @@
-"""How the C library's allocator gives the server's memory back."""
+"""How the C library's allocator gives memory back to the system."""
 
 from __future__ import annotations
 
@@ -28,3 +28,14 @@ def return_large_buffers() -> bool:
     limits = ((_TRIM_THRESHOLD, THRESHOLD_BYTES), (_MMAP_THRESHOLD, THRESHOLD_BYTES), (_ARENA_MAX, ARENAS))
     taken = [mallopt(name, value) for name, value in limits]  # each one, whatever came of the one before
     return all(taken)
+
+
+def return_free_pages() -> bool:
+    """Give pages that hold nothing back to the system, those between objects that live too; return whether any were.
+
+    Takes milliseconds, in which other threads may wait for memory.
+    """
+    try:
+        return bool(ctypes.CDLL(None).malloc_trim(0))
+    except (OSError, AttributeError):  # another C library
+        return False
