@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from omni_core import payload as payload_module
 from omni_core.errors import ServiceError
 from omni_core.payload import EncodedPayload, decode_payload, encode_payload
 
@@ -71,6 +72,57 @@ def forge(values: Any, arrays: list[list[Any]], body: bytes) -> bytes:
 @given(PAYLOADS)
 def test_a_payload_comes_back_as_it_was_sent(payload: dict[str, Any]) -> None:
     assert_same(payload, decode_payload(encode_payload(payload)))
+
+
+@given(PAYLOADS, PAYLOADS)
+def test_a_payload_whose_form_was_met_before_comes_back_as_it_was_sent(payload: dict[str, Any], other: dict[str, Any]) -> None:
+    first = encode_payload(payload)
+    encode_payload(other)
+
+    second = encode_payload(payload)
+
+    assert second == first
+    assert_same(payload, decode_payload(first))
+    assert_same(payload, decode_payload(second))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [(0.0, -0.0), (1, True), (0, False), (1, 1.0), ("a", b"a"), (np.zeros(2, "<f4"), np.zeros(2, ">f4"))],
+    ids=str,
+)
+def test_values_that_are_equal_and_not_the_same_have_forms_of_their_own(one: Any, other: Any) -> None:
+    for value in (one, other, one):
+        got = decode_payload(encode_payload({"x": value, "y": np.ones(3)}))["x"]
+
+        assert_same(value, got)
+        assert repr(got) == repr(value)
+
+
+def test_arrays_of_one_form_keep_their_own_bytes() -> None:
+    for start in range(3):
+        wide = np.arange(start, start + 12, dtype=np.int16).reshape(3, 4)
+
+        for array in (wide[:, :2], wide.T[:3, :2], np.asfortranarray(wide[:, :2])):
+            assert_same(array, decode_payload(encode_payload({"x": array}))["x"])
+
+
+def test_no_more_forms_are_kept_than_there_is_room_for() -> None:
+    for size in range(payload_module._FORMS_KEPT + 10):
+        sent = {"x": np.zeros(size, np.uint8)}
+        assert_same(sent, decode_payload(encode_payload(sent)))
+
+    assert len(payload_module._sent) <= payload_module._FORMS_KEPT
+    assert len(payload_module._read) <= payload_module._FORMS_KEPT
+
+
+def test_a_form_that_was_met_before_is_held_against_each_buffer() -> None:
+    whole = encode_payload({"x": np.arange(40)})
+    decode_payload(whole)
+
+    for cut in (whole[:-1], whole + b"x", whole[:64], whole[:9]):
+        with pytest.raises(ServiceError):
+            decode_payload(cut)
 
 
 @given(PAYLOADS)

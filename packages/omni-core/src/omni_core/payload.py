@@ -12,7 +12,7 @@ import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -27,6 +27,9 @@ _SIZE = struct.Struct("<Q")
 """How many bytes the header has; in front of it."""
 _SIZE_BYTES = _SIZE.size
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
+_SIZED = frozenset({str, bytes})
+_KEYS = _PLAIN - {float}
+"""Types of values that are the same in bytes if they are equal; 0.0 and -0.0 are not."""
 _BUFFER_KINDS = "biuf"
 """Kinds of numpy dtypes whose arrays give their bytes through the buffer protocol, whatever their byte order."""
 _KINDS = "biufcSUVmM"
@@ -60,6 +63,37 @@ class _Header(msgspec.Struct, array_like=True, frozen=True):
     arrays: tuple[_Array, ...]
 
 
+_FORMS_KEPT = 512
+_KEPT_BYTES = 1024
+"""Longest header that is kept, and longest text or bytes in the key of one."""
+
+_Key = tuple[Any, ...]
+
+
+class _Sent(NamedTuple):
+    """What payloads of one form have in common when they are encoded: names, dtypes, shapes and plain values."""
+
+    front: bytes
+    body: int
+    offsets: tuple[int, ...]
+    nbytes: int
+
+
+class _Read(NamedTuple):
+    """What a header says; it was held against itself, but not against a buffer."""
+
+    flat: tuple[tuple[str, int, Any], ...] | None
+    """For a mapping of arrays and plain values: names, and the number of the array, or -1 and the value."""
+    values: Any
+    arrays: tuple[tuple[np.dtype[Any] | None, _Array], ...]
+    body: int
+    nbytes: int
+
+
+_sent: dict[_Key, _Sent] = {}
+_read: dict[bytes, _Read] = {}
+"""Forms that were met before: stages hand on the same few again and again. Emptied where they would be too many."""
+
 _encode_header = msgspec.msgpack.Encoder().encode
 _decode_header = msgspec.msgpack.Decoder(_Header).decode
 
@@ -71,22 +105,42 @@ class EncodedPayload:
         ServiceError: The payload holds something that cannot travel; the message names its place.
     """
 
+    __slots__ = ("_arrays", "_body", "_front", "_place", "_size", "buffers", "nbytes")
+
+    buffers: list[tuple[int, memoryview]]
+    """Offset from the end of the front, and bytes, of each array."""
+    nbytes: int
+    """Bytes of the whole payload."""
+
     def __init__(self, payload: Payload) -> None:
-        self.buffers: list[tuple[int, memoryview]] = []
+        key, arrays = _form_of(payload)
+        known = _sent.get(key) if key else None
+        if known is not None:
+            self._front, self._body, offsets, self.nbytes = known
+            self.buffers = list(zip(offsets, map(_flat, arrays), strict=True))
+            return
+        self._encode(payload)
+        if key:
+            offsets = tuple(offset for offset, _ in self.buffers)
+            _keep(_sent, key, _Sent(self._front, self._body, offsets, self.nbytes))
+
+    def _encode(self, payload: Payload) -> None:
+        self.buffers = []
         self._arrays: list[tuple[str, tuple[int, ...], int, int]] = []
         self._size = 0
         self._place: list[str | int] = []
         if not isinstance(payload, Mapping):
             raise ServiceError(f"a payload must be a mapping, not a {type(payload).__name__}")
         try:
-            self.header = _encode_header((self._take(payload), self._arrays))
+            header = _encode_header((self._take(payload), self._arrays))
         except RecursionError:
             raise ServiceError("a payload is nested too deeply", hint="make it flatter; it must not contain itself") from None
         except _Unfit as error:
             raise ServiceError(f"{self._where()} {error}", hint=error.hint) from error.__cause__
         except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
             raise ServiceError(f"a payload cannot be encoded: {error}", hint="integers must fit into 64 bits") from error
-        self._body = _aligned(_SIZE_BYTES + len(self.header))
+        self._front = _SIZE.pack(len(header)) + header
+        self._body = _aligned(len(self._front))
         self.nbytes = self._body + self._size
 
     def _where(self) -> str:
@@ -137,7 +191,7 @@ class EncodedPayload:
 
     def pieces(self) -> Iterator[tuple[int, bytes | memoryview]]:
         """Yield (offset, bytes) of everything that has to be written; the gaps between hold nothing."""
-        yield 0, _SIZE.pack(len(self.header)) + self.header
+        yield 0, self._front
         for offset, raw in self.buffers:
             if raw.nbytes:
                 yield self._body + offset, raw
@@ -170,30 +224,85 @@ def decode_payload(data: bytes | bytearray | memoryview) -> dict[str, Any]:
     Raises:
         ServiceError: The bytes are not exactly one payload.
     """
-    view = memoryview(data).cast("B")
+    view = memoryview(data)
+    if view.format != "B" or view.ndim != 1 or not view.c_contiguous:
+        view = view.cast("B")
     try:
-        if view.nbytes < _SIZE_BYTES:
-            raise ValueError("the header is missing")
-        (size,) = _SIZE.unpack_from(view)
-        if size > view.nbytes - _SIZE_BYTES:
-            raise ValueError(f"the header claims {size} bytes")
-        header = _decode_header(view[_SIZE_BYTES : _SIZE_BYTES + size])
-        start = _aligned(_SIZE_BYTES + size)
-        body = view[start:]
-        end = 0
-        arrays = []
-        for spec in header.arrays:
-            end = max(end, spec.offset + spec.size)
-            arrays.append(_from_bytes(spec, body))
-        if start + end != view.nbytes:
-            raise ValueError(f"the arrays claim {end} bytes of {body.nbytes}")
-        found = _restore(header.values, arrays)
+        form = _form_in(view)
+        if form.nbytes != view.nbytes:
+            raise ValueError(f"the arrays claim {form.nbytes - form.body} bytes of {view.nbytes - form.body}")
+        arrays = [_from_bytes(dtype, spec, view, form.body + spec.offset) for dtype, spec in form.arrays]
+        if form.flat is not None:
+            return {name: value if index < 0 else arrays[index] for name, index, value in form.flat}
+        found = _restore(form.values, arrays)
     except (msgspec.MsgspecError, ValueError, TypeError, RuntimeError, OverflowError) as error:
         # RuntimeError is torch's for a shape that it cannot make, and RecursionError is one.
         raise ServiceError(f"{view.nbytes} bytes are not one whole payload: {error}") from error
     if type(found) is not dict:
         raise ServiceError("a payload must be a mapping")
     return found
+
+
+def _form_of(payload: Payload) -> tuple[_Key | None, list[np.ndarray[Any, Any]]]:
+    """Return what a mapping of arrays and plain values has in common with others, and its arrays; no key for another one."""
+    if type(payload) is not dict:
+        return None, []
+    key: list[Any] = []
+    arrays = []
+    for name, value in payload.items():
+        kind = type(value)
+        if kind is np.ndarray:
+            key.append((name, value.dtype, value.shape))
+            arrays.append(value)
+        elif kind in _KEYS and (kind not in _SIZED or len(value) <= _KEPT_BYTES):
+            key.append((name, kind, value))
+        else:
+            return None, []
+    return tuple(key), arrays
+
+
+def _form_in(view: memoryview) -> _Read:
+    """Return what the header of a payload says."""
+    if view.nbytes < _SIZE_BYTES:
+        raise ValueError("the header is missing")
+    (size,) = _SIZE.unpack_from(view)
+    if size > view.nbytes - _SIZE_BYTES:
+        raise ValueError(f"the header claims {size} bytes")
+    if size > _KEPT_BYTES:
+        return _read_form(view[_SIZE_BYTES : _SIZE_BYTES + size])
+    header = bytes(view[_SIZE_BYTES : _SIZE_BYTES + size])
+    found = _read.get(header)
+    if found is None:
+        found = _read_form(header)
+        _keep(_read, header, found)
+    return found
+
+
+def _read_form(data: bytes | memoryview) -> _Read:
+    header = _decode_header(data)
+    body = _aligned(_SIZE_BYTES + len(data))
+    arrays = tuple((_checked_dtype(spec), spec) for spec in header.arrays)
+    end = max((spec.offset + spec.size for spec in header.arrays), default=0)
+    return _Read(_flat_form(header), header.values, arrays, body, body + end)
+
+
+def _flat_form(header: _Header) -> tuple[tuple[str, int, Any], ...] | None:
+    values = header.values.get("m") if type(header.values) is dict and len(header.values) == 1 else None
+    if type(values) is not dict:
+        return None
+    found: list[tuple[str, int, Any]] = []
+    for name, value in values.items():
+        index = value.get("a") if type(value) is dict and len(value) == 1 else None
+        if type(name) is not str or not (type(value) in _PLAIN or (type(index) is int and 0 <= index < len(header.arrays))):
+            return None  # `_restore` makes it, or says what is wrong
+        found.append((name, -1, value) if index is None else (name, index, None))
+    return tuple(found)
+
+
+def _keep(forms: dict[Any, Any], key: Any, form: Any) -> None:
+    if len(forms) >= _FORMS_KEPT:
+        forms.clear()
+    forms[key] = form
 
 
 class _Unfit(Exception):
@@ -261,18 +370,23 @@ def _flat(array: np.ndarray[Any, Any]) -> memoryview:
     return (array if array.flags.c_contiguous else np.ascontiguousarray(array)).reshape(-1).view(np.uint8).data
 
 
-def _from_bytes(spec: _Array, body: memoryview) -> Any:
+def _checked_dtype(spec: _Array) -> np.dtype[Any] | None:
+    """Return the dtype of an array, None if only torch has it, after a look whether its shape, size and place fit together."""
     dtype = None if spec.dtype in _TORCH_ONLY else _plain_dtype(spec.dtype)
     itemsize = _TORCH_ONLY[spec.dtype] if dtype is None else dtype.itemsize
     if math.prod(spec.shape) * itemsize != spec.size:
         raise ValueError(f"an array of shape {spec.shape} and dtype {spec.dtype} has {spec.size} bytes")
-    if spec.offset % _ALIGN or spec.offset + spec.size > body.nbytes:
-        raise ValueError(f"an array lies at {spec.offset}, outside of the {body.nbytes} bytes")
+    if spec.offset % _ALIGN:
+        raise ValueError(f"an array lies at {spec.offset}")
+    return dtype
+
+
+def _from_bytes(dtype: np.dtype[Any] | None, spec: _Array, view: memoryview, start: int) -> Any:
     if dtype is None:
-        return _torch_array(spec, body[spec.offset : spec.offset + spec.size])
+        return _torch_array(spec, view[start : start + spec.size])
     if not spec.size:
         return np.empty(spec.shape, dtype)
-    array: np.ndarray[Any, Any] = np.ndarray(spec.shape, dtype, body, spec.offset)
+    array: np.ndarray[Any, Any] = np.ndarray(spec.shape, dtype, view, start)
     return array if array.flags.aligned else array.copy()
 
 

@@ -75,9 +75,17 @@ def _read(link: socket.socket) -> bytes:
     return message
 
 
+def _take_core(role: Role) -> None:
+    """Give each side a core of its own, as stages have: on one core a message costs a tenth of what it costs between two."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) > 1:
+        os.sched_setaffinity(0, {cores[role is Role.RECEIVER]})
+
+
 def main(task: dict[str, Any]) -> None:
     """Be one side until told otherwise."""
     way, role = Way(**task["way"]), Role(task["role"])
+    _take_core(role)
     link = None if way.name == MEMCPY else socket.socket(fileno=task["fd"])
     side = way.make(role, task["folder"])
     sys.stdout.write("{}\n")
