@@ -16,10 +16,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from omni_core.allocator import return_large_buffers
 from omni_core.errors import DependencyError, OmniError
 from omni_server import frontends, listening
 from omni_server.adapters import check_adapters
-from omni_core.allocator import return_large_buffers
 from omni_server.arguments import add_arguments, make_engine_options, make_settings, model_of, set_environment
 from omni_server.context import ServerSettings, ServerState
 from omni_server.draining import socket_protocol
