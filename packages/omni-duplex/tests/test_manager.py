@@ -108,6 +108,25 @@ async def test_a_dead_replica_ends_its_sessions_and_no_others(manage: Any) -> No
     assert third.session.life == "admitting" or not third.session.is_over
 
 
+async def test_a_replica_that_leaves_keeps_its_sessions_and_gets_no_more(manage: Any) -> None:
+    manager = manage(ScriptedModel(), TWO)
+    first, second = await opened(manager), await opened(manager)
+    everyone = [(stage, replica) for group in TWO for stage, replica in group.items()]
+
+    manager.replicas_ready([replica for replica in everyone if replica != (1, 0)])
+    third = await opened(manager)
+
+    assert not any(actor.session.is_over for actor in (first, second, third))
+    assert manager.placement.by_group() == {0: 1, 1: 2}
+    assert manager.placement.free == 0
+    with pytest.raises(CapacityError, match="takes no more"):
+        await opened(manager)
+
+    manager.replicas_ready(everyone)
+    await opened(manager)
+    assert manager.placement.by_group() == {0: 2, 1: 2}
+
+
 async def test_a_slot_is_held_until_the_stream_is_closed(manage: Any, clock: VirtualClock) -> None:
     """DP-06: closing fails twice, and the reaper's interval later it succeeds."""
     manager = manage(ScriptedModel(failing_closes=2), max_sessions=1, reaper_interval_s=5.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import subprocess
@@ -122,6 +123,23 @@ def test_a_folder_of_another_user_stays(folder: Path) -> None:
     assert path.exists()
     with pytest.raises(ConfigError, match="open to other users"):
         hold_folder(path)
+
+
+def test_where_there_are_no_locks_a_server_starts_and_leaves_what_others_left(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    left = folder / (gone() + "abcd")
+    left.mkdir(mode=0o700)
+    monkeypatch.setattr(fcntl, "flock", flock)
+
+    run_dir = RunDir.create()
+
+    assert left.exists()
+    run_dir.remove()
+    assert not Path(run_dir.path).exists()
 
 
 def test_a_folder_is_held_until_it_is_removed(folder: Path) -> None:

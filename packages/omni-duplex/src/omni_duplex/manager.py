@@ -298,9 +298,8 @@ class SessionManager:
                 entry.actor.post(ev.ReplicaLost(reason))
 
     def replicas_ready(self, ready: Iterable[tuple[int, int]]) -> None:
-        """Place sessions on these replicas, (stage, replica), again: those of them that were lost have come back."""
-        for stage, replica in ready:
-            self.placement.revive(stage, replica)
+        """Place new sessions on these replicas, (stage, replica), and no others: some have come back, or leave."""
+        self.placement.only(set(ready))
         self._note_slots()
 
     async def close(self, reason: str = "shutdown", timeout_s: float = 10.0) -> bool:

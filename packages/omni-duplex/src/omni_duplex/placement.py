@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from omni_core.deploy.frontends import Frontend
 from omni_core.deploy.replica_groups import Group, Replica, place
@@ -27,7 +27,8 @@ class Placement:
         self._limit = limit
         self._reserved: Counter[Replica] = Counter()
         self._held: dict[str, int] = {}
-        self._dead: set[Replica] = set()
+        self._shut: set[Replica] = set()
+        """Replicas that get no new session: those that are gone, and those that only finish what they have."""
         self._last: int | None = None
 
     @property
@@ -44,14 +45,14 @@ class Placement:
         room = Counter(
             {
                 index: self._cap - max(self._reserved[replica] for replica in self._groups[index].items())
-                for index in self._alive
+                for index in self._open
             }
         )
         return max(0, min(left, sum(room.values())))
 
     @property
-    def _alive(self) -> list[int]:
-        return [index for index in self._frontend.groups if not self._dead.intersection(self._groups[index].items())]
+    def _open(self) -> list[int]:
+        return [index for index in self._frontend.groups if not self._shut.intersection(self._groups[index].items())]
 
     def reserve(self, session_id: str) -> int:
         """Reserve a group for a session and return its number; 0 under the legacy policy.
@@ -65,9 +66,9 @@ class Placement:
             raise CapacityError(f"duplex_session_capacity_exhausted: limit={self._limit}{share}")
         group = 0
         if self._groups:
-            chosen = place(self._groups, self._reserved, self._cap, self._last, eligible=self._alive)
+            chosen = place(self._groups, self._reserved, self._cap, self._last, eligible=self._open)
             if chosen is None:
-                raise CapacityError(f"replica_capacity_exhausted: every replica holds {self._cap} sessions or is dead")
+                raise CapacityError(f"replica_capacity_exhausted: every replica holds {self._cap} sessions, or takes no more")
             group = self._last = chosen
             self._reserved.update(self._groups[group].items())
         self._held[session_id] = group
@@ -81,14 +82,14 @@ class Placement:
 
     def lose(self, stage: int, replica: int) -> list[str]:
         """Note that a replica is dead and return the sessions that were on it, idle ones too (DP-10)."""
-        self._dead.add((stage, replica))
+        self._shut.add((stage, replica))
         if not self._groups:
             return list(self._held)
         return [session for session, group in self._held.items() if self._groups[group].get(stage) == replica]
 
-    def revive(self, stage: int, replica: int) -> None:
-        """Note that a replica was started again."""
-        self._dead.discard((stage, replica))
+    def only(self, ready: Collection[Replica]) -> None:
+        """Give new sessions to these replicas alone: others are gone or leave. What sessions hold stays as it is."""
+        self._shut = {replica for group in self._groups for replica in group.items() if replica not in ready}
 
     def by_group(self) -> Counter[int]:
         """Return how many sessions each group holds."""

@@ -98,7 +98,11 @@ def hold_folder(path: Path) -> int:
         if facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
             os.close(folder)
             raise ConfigError("the folder is open to other users", where=str(path), hint="remove it, or set TMPDIR")
-        if lock(folder, fcntl.LOCK_SH) and _is_at(path, facts):
+        try:
+            held = lock(folder, fcntl.LOCK_SH)
+        except OSError:  # a file system without locks, where nobody removes what others left
+            return folder
+        if held and _is_at(path, facts):
             return folder
         os.close(folder)
         time.sleep(_PAUSE_S)  # whoever looks whether the folder is in use holds it for a moment
@@ -114,12 +118,18 @@ def remove_unheld(path: Path) -> None:
     try:
         if os.fstat(folder).st_uid == os.geteuid() and lock(folder, fcntl.LOCK_EX):
             shutil.rmtree(path, ignore_errors=True)
+    except OSError:
+        return  # a file system without locks: who knows whether it is in use
     finally:
         os.close(folder)
 
 
 def lock(descriptor: int, kind: int) -> bool:
-    """Take a lock of a kind (`fcntl.LOCK_*`) and return whether that was possible at once."""
+    """Take a lock of a kind (`fcntl.LOCK_*`) and return whether that was possible at once.
+
+    Raises:
+        OSError: The file system has no locks.
+    """
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
