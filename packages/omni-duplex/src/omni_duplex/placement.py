@@ -43,10 +43,7 @@ class Placement:
         if not self._groups:
             return max(0, left)
         room = Counter(
-            {
-                index: self._cap - max(self._reserved[replica] for replica in self._groups[index].items())
-                for index in self._open
-            }
+            {index: self._cap - max(self._reserved[replica] for replica in self._groups[index].items()) for index in self._open}
         )
         return max(0, min(left, sum(room.values())))
 
