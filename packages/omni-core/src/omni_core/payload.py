@@ -7,22 +7,19 @@ The bytes come from another process, so nothing in the header is believed before
 
 from __future__ import annotations
 
-import math
-import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from omni_core.errors import ServiceError
+from omni_core.payload_arrays import ALIGN, ArraySpec, as_bytes, checked_dtype, flat, from_bytes
 
 Payload = Mapping[str, Any]
 """Names to numpy arrays, torch tensors, None, bool, int, float, str, bytes, and lists and mappings of these."""
 
-_ALIGN = 64
 _SIZE = struct.Struct("<Q")
 """How many bytes the header has; in front of it."""
 _SIZE_BYTES = _SIZE.size
@@ -30,44 +27,16 @@ _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 _SIZED = frozenset({str, bytes})
 _KEYS = _PLAIN - {float}
 """Types of values that are the same in bytes if they are equal; 0.0 and -0.0 are not."""
-_BUFFER_KINDS = "biuf"
-"""Kinds of numpy dtypes whose arrays give their bytes through the buffer protocol, whatever their byte order."""
-_KINDS = "biufcSUVmM"
-"""Kinds of numpy dtypes whose values are plain bytes."""
-_PLAIN_DTYPE = re.compile(rf"[<>|=][{_KINDS}][0-9]{{1,10}}(\[\w+\])?", re.ASCII)
-_MAX_DIMS = 64
-_TORCH_ONLY = {
-    "bfloat16": 2,
-    "complex32": 4,
-    "float8_e4m3fn": 1,
-    "float8_e4m3fnuz": 1,
-    "float8_e5m2": 1,
-    "float8_e5m2fnuz": 1,
-    "float8_e8m0fnu": 1,
-}
-"""Dtypes that only torch has, with their size in bytes."""
-
-
-_Size = Annotated[int, msgspec.Meta(ge=0)]
-
-
-class _Array(msgspec.Struct, array_like=True, frozen=True):
-    dtype: str
-    shape: Annotated[tuple[_Size, ...], msgspec.Meta(max_length=_MAX_DIMS)]
-    offset: _Size
-    size: _Size
-
-
-class _Header(msgspec.Struct, array_like=True, frozen=True):
-    values: Any
-    arrays: tuple[_Array, ...]
-
-
 _FORMS_KEPT = 512
 _KEPT_BYTES = 1024
 """Longest header that is kept, and longest text or bytes in the key of one."""
 
 _Key = tuple[Any, ...]
+
+
+class _Header(msgspec.Struct, array_like=True, frozen=True):
+    values: Any
+    arrays: tuple[ArraySpec, ...]
 
 
 class _Sent(NamedTuple):
@@ -85,7 +54,7 @@ class _Read(NamedTuple):
     flat: tuple[tuple[str, int, Any], ...] | None
     """For a mapping of arrays and plain values: names, and the number of the array, or -1 and the value."""
     values: Any
-    arrays: tuple[tuple[np.dtype[Any] | None, _Array], ...]
+    arrays: tuple[tuple[np.dtype[Any] | None, ArraySpec], ...]
     body: int
     nbytes: int
 
@@ -117,7 +86,7 @@ class EncodedPayload:
         known = _sent.get(key) if key else None
         if known is not None:
             self._front, self._body, offsets, self.nbytes = known
-            self.buffers = list(zip(offsets, map(_flat, arrays), strict=True))
+            self.buffers = list(zip(offsets, map(flat, arrays), strict=True))
             return
         self._encode(payload)
         if key:
@@ -180,7 +149,7 @@ class EncodedPayload:
 
     def _add(self, value: Any) -> int:
         try:
-            dtype, shape, raw = _as_bytes(value)
+            dtype, shape, raw = as_bytes(value)
         except (TypeError, ValueError, RuntimeError) as error:
             raise _Unfit(f"cannot travel in a payload: {error}") from error
         offset = _aligned(self._size)
@@ -231,7 +200,7 @@ def decode_payload(data: bytes | bytearray | memoryview) -> dict[str, Any]:
         form = _form_in(view)
         if form.nbytes != view.nbytes:
             raise ValueError(f"the arrays claim {form.nbytes - form.body} bytes of {view.nbytes - form.body}")
-        arrays = [_from_bytes(dtype, spec, view, form.body + spec.offset) for dtype, spec in form.arrays]
+        arrays = [from_bytes(dtype, spec, view, form.body + spec.offset) for dtype, spec in form.arrays]
         if form.flat is not None:
             return {name: value if index < 0 else arrays[index] for name, index, value in form.flat}
         found = _restore(form.values, arrays)
@@ -281,7 +250,7 @@ def _form_in(view: memoryview) -> _Read:
 def _read_form(data: bytes | memoryview) -> _Read:
     header = _decode_header(data)
     body = _aligned(_SIZE_BYTES + len(data))
-    arrays = tuple((_checked_dtype(spec), spec) for spec in header.arrays)
+    arrays = tuple((checked_dtype(spec), spec) for spec in header.arrays)
     end = max((spec.offset + spec.size for spec in header.arrays), default=0)
     return _Read(_flat_form(header), header.values, arrays, body, body + end)
 
@@ -336,82 +305,5 @@ def _restore(value: Any, arrays: Sequence[Any]) -> Any:
     raise ValueError(f"the header holds a {kind.__name__}")
 
 
-def _as_bytes(value: Any) -> tuple[str, tuple[int, ...], memoryview]:
-    if type(value) is np.ndarray:
-        return _dtype_name(value.dtype), value.shape, _flat(value)
-    if hasattr(value, "detach"):
-        tensor = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
-        name = str(tensor.dtype).removeprefix("torch.")
-        if name in _TORCH_ONLY:
-            import torch
-
-            return name, tuple(tensor.shape), _flat(tensor.reshape(-1).view(torch.uint8).numpy())
-        value = tensor.numpy()
-    if not isinstance(value, np.ndarray):
-        raise TypeError(f"it is a {type(value).__name__}")
-    if isinstance(value, np.ma.MaskedArray):
-        raise TypeError("it is a masked array, whose mask would be lost")
-    return _dtype_name(value.dtype), value.shape, _flat(value)
-
-
-@lru_cache(256)
-def _dtype_name(dtype: np.dtype[Any]) -> str:
-    name: str = dtype.str
-    if not _PLAIN_DTYPE.fullmatch(name) or not dtype.itemsize or np.dtype(name) != dtype:
-        raise TypeError(f"its dtype {dtype} is not a plain one")
-    return name
-
-
-def _flat(array: np.ndarray[Any, Any]) -> memoryview:
-    if not array.size:
-        return memoryview(b"")
-    if array.dtype.kind in _BUFFER_KINDS and array.flags.c_contiguous and array.ndim:
-        return array.data.cast("B")
-    return (array if array.flags.c_contiguous else np.ascontiguousarray(array)).reshape(-1).view(np.uint8).data
-
-
-def _checked_dtype(spec: _Array) -> np.dtype[Any] | None:
-    """Return the dtype of an array, None if only torch has it, after a look whether its shape, size and place fit together."""
-    dtype = None if spec.dtype in _TORCH_ONLY else _plain_dtype(spec.dtype)
-    itemsize = _TORCH_ONLY[spec.dtype] if dtype is None else dtype.itemsize
-    if math.prod(spec.shape) * itemsize != spec.size:
-        raise ValueError(f"an array of shape {spec.shape} and dtype {spec.dtype} has {spec.size} bytes")
-    if spec.offset % _ALIGN:
-        raise ValueError(f"an array lies at {spec.offset}")
-    return dtype
-
-
-def _from_bytes(dtype: np.dtype[Any] | None, spec: _Array, view: memoryview, start: int) -> Any:
-    if dtype is None:
-        return _torch_array(spec, view[start : start + spec.size])
-    if not spec.size:
-        return np.empty(spec.shape, dtype)
-    array: np.ndarray[Any, Any] = np.ndarray(spec.shape, dtype, view, start)
-    return array if array.flags.aligned else array.copy()
-
-
-@lru_cache(256)
-def _plain_dtype(name: str) -> np.dtype[Any]:
-    if not _PLAIN_DTYPE.fullmatch(name):
-        raise ValueError(f"{name[:40]!r} is not a plain dtype")
-    dtype = np.dtype(name)
-    if not dtype.itemsize or dtype.str != name:
-        raise ValueError(f"{name!r} is not a plain dtype")
-    return dtype
-
-
-def _torch_array(spec: _Array, raw: memoryview) -> Any:
-    try:
-        import torch
-    except ImportError as error:
-        raise ServiceError(f"an array has the dtype {spec.dtype}", hint="install torch to read it") from error
-    dtype = getattr(torch, spec.dtype)
-    if not spec.size:
-        return torch.empty(spec.shape, dtype=dtype)
-    # torch warns of memory that it may not write; its tensors have no read-only form.
-    memory = bytearray(raw) if raw.readonly else raw
-    return torch.frombuffer(memory, dtype=dtype).reshape(spec.shape)
-
-
 def _aligned(size: int) -> int:
-    return -(-size // _ALIGN) * _ALIGN
+    return -(-size // ALIGN) * ALIGN
