@@ -117,13 +117,13 @@ async def test_a_caller_that_is_too_fast_waits() -> None:
 
 
 async def test_a_request_that_only_its_caller_keeps_waiting_does_not_stall() -> None:
-    async with running(one_stage(), EngineOptions(stall_timeout_s=0.3)) as orchestrator:
+    async with running(one_stage(), EngineOptions(stall_timeout_s=1.0)) as orchestrator:
         request = opened(orchestrator)
         answer = asyncio.ensure_future(totals(request))
         await request.push(codes(1))
 
         with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(asyncio.shield(answer), 1.0)
+            await asyncio.wait_for(asyncio.shield(answer), 2.0)
         await request.push(codes(2), final=True)
 
         assert await answer == [1, 3]

@@ -369,14 +369,15 @@ async def test_a_head_that_is_started_again_knows_that_a_workers_stage_is_paused
             await orchestrator.control.call(1, "pause", {"mode": "keep"}, 20.0)
             pid = stage_pid(worker)
 
-        async with place.head(limits=EngineOptions(stall_timeout_s=0.5)) as orchestrator:
+        async with place.head(limits=EngineOptions(stall_timeout_s=2.0)) as orchestrator:
             assert stage_pid(worker) == pid
             assert orchestrator.control.paused == {1}
             running = asyncio.create_task(collect(orchestrator, request(1, 10)))
             place.run(place.worker())
             await async_wait_until(lambda: states(orchestrator) == ["ready"] * 3, "the second worker")
             assert await orchestrator.control.call(1, "is_paused", {}, 20.0) == [True, True]
-            assert not running.done()
+            await asyncio.sleep(2.5)
+            assert not running.done(), "held back is not stalled"
 
             assert await orchestrator.control.call(1, "resume", {}, 20.0) == [True, True]
 
