@@ -1,8 +1,11 @@
 import argparse
+from typing import Literal, get_args, get_origin
 
 import pytest
 
 from omni_core.deploy.flags import add_deploy_flags, typed_flags
+from omni_core.deploy.overrides import flag_name
+from omni_core.deploy.schema import StageDeployConfig
 
 
 @pytest.fixture
@@ -42,6 +45,24 @@ def test_typed_flags_have_their_types(parser: argparse.ArgumentParser) -> None:
     }
 
 
+CHOICES = {
+    name: get_args(literal)
+    for name, field in StageDeployConfig.model_fields.items()
+    for literal in (field.annotation, *get_args(field.annotation))
+    if get_origin(literal) is Literal
+}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_every_choice_can_be_typed_and_is_what_the_field_takes(parser: argparse.ArgumentParser, name: str) -> None:
+    for choice in CHOICES[name]:
+        typed = typed_flags(parser.parse_args([flag_name(name), str(choice)]))
+
+        assert typed == {name: choice}
+        assert type(typed[name]) is type(choice)
+        StageDeployConfig.model_validate(typed)
+
+
 @pytest.mark.parametrize(
     ("option", "expected"),
     [
@@ -67,6 +88,8 @@ def test_every_boolean_can_be_switched_off(parser: argparse.ArgumentParser, opti
         (["--compilation-config", "[]"], "is no JSON object"),
         (["--compilation-config", "{"], "is not JSON"),
         (["--model-runner", "v3"], "invalid choice"),
+        (["--max-lora-rank", "12"], "invalid choice"),
+        (["--max-lora-rank", "high"], "is no whole number"),
         (["--numa-bind-nodes", "[0"], "is no JSON list"),
     ],
 )

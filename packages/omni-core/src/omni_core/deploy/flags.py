@@ -109,11 +109,11 @@ def _add_fields(group: argparse._ArgumentGroup, fields: dict[str, FieldInfo]) ->
         if kind is bool:
             group.add_argument(flag_name(name), action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
             continue
+        convert, metavar = _converter(kind)
         if get_origin(kind) is Literal:
             choices = list(get_args(kind))
-            group.add_argument(flag_name(name), choices=choices, default=argparse.SUPPRESS, help=text)
+            group.add_argument(flag_name(name), type=convert, choices=choices, default=argparse.SUPPRESS, help=text)
             continue
-        convert, metavar = _converter(kind)
         group.add_argument(flag_name(name), type=convert, metavar=metavar, default=argparse.SUPPRESS, help=text)
 
 
@@ -148,6 +148,8 @@ def _kind(annotation: Any) -> Any:
 
 
 def _converter(kind: Any) -> tuple[Callable[[str], Any], str]:
+    if get_origin(kind) is Literal:
+        return _converter(type(get_args(kind)[0]))
     if kind is int:
         return _integer, "N"
     if kind is float:
