@@ -116,6 +116,15 @@ def test_no_more_forms_are_kept_than_there_is_room_for() -> None:
     assert len(payload_module._read) <= payload_module._FORMS_KEPT
 
 
+def test_nothing_that_a_request_said_is_kept() -> None:
+    for words in ("a text of someone's own", b"bytes of someone's own"):
+        decode_payload(encode_payload({"x": np.ones(2), "words": words}))
+        decode_payload(encode_payload({"x": np.ones(2), "more": {"words": words}}))
+
+    kept = repr((payload_module._sent, payload_module._read))
+    assert "someone" not in kept
+
+
 def test_a_form_that_was_met_before_is_held_against_each_buffer() -> None:
     whole = encode_payload({"x": np.arange(40)})
     decode_payload(whole)

@@ -24,12 +24,11 @@ _SIZE = struct.Struct("<Q")
 """How many bytes the header has; in front of it."""
 _SIZE_BYTES = _SIZE.size
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
-_SIZED = frozenset({str, bytes})
-_KEYS = _PLAIN - {float}
-"""Types of values that are the same in bytes if they are equal; 0.0 and -0.0 are not."""
+_OF_A_FORM = frozenset({type(None), bool, int})
+"""Types of values that belong to a form. Texts and bytes are a request's own and stay nowhere; 0.0 and -0.0 are equal."""
 _FORMS_KEPT = 512
 _KEPT_BYTES = 1024
-"""Longest header that is kept, and longest text or bytes in the key of one."""
+"""Longest header that is kept."""
 
 _Key = tuple[Any, ...]
 
@@ -40,7 +39,7 @@ class _Header(msgspec.Struct, array_like=True, frozen=True):
 
 
 class _Sent(NamedTuple):
-    """What payloads of one form have in common when they are encoded: names, dtypes, shapes and plain values."""
+    """What payloads of one form have in common when they are encoded: names, dtypes, shapes and numbers."""
 
     front: bytes
     body: int
@@ -213,7 +212,7 @@ def decode_payload(data: bytes | bytearray | memoryview) -> dict[str, Any]:
 
 
 def _form_of(payload: Payload) -> tuple[_Key | None, list[np.ndarray[Any, Any]]]:
-    """Return what a mapping of arrays and plain values has in common with others, and its arrays; no key for another one."""
+    """Return what a mapping of arrays and numbers has in common with others, and its arrays; no key for another one."""
     if type(payload) is not dict:
         return None, []
     key: list[Any] = []
@@ -223,7 +222,7 @@ def _form_of(payload: Payload) -> tuple[_Key | None, list[np.ndarray[Any, Any]]]
         if kind is np.ndarray:
             key.append((name, value.dtype, value.shape))
             arrays.append(value)
-        elif kind in _KEYS and (kind not in _SIZED or len(value) <= _KEPT_BYTES):
+        elif kind in _OF_A_FORM:
             key.append((name, kind, value))
         else:
             return None, []
@@ -243,7 +242,8 @@ def _form_in(view: memoryview) -> _Read:
     found = _read.get(header)
     if found is None:
         found = _read_form(header)
-        _keep(_read, header, found)
+        if found.flat is not None and all(type(value) in _OF_A_FORM for _, _, value in found.flat):
+            _keep(_read, header, found)
     return found
 
 

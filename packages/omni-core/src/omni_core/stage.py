@@ -115,6 +115,12 @@ class ResolvedStage:
         return (*self.preload, split_target(self.architecture_target)[0])
 
     @property
+    def config_overrides(self) -> Mapping[str, Any]:
+        """The values of the checkpoint's config.json that this stage replaces, its `hf_overrides`."""
+        found = self.engine_args.get("hf_overrides")
+        return found if isinstance(found, Mapping) else {}
+
+    @property
     def name(self) -> str:
         """`0 (talker)`: how messages name this stage."""
         return f"{self.topology.stage_id} ({self.topology.model_stage})"

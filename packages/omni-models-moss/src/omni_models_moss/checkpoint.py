@@ -18,12 +18,6 @@ CODEBOOK_SIZE = 1024
 """Entries of each codebook of the family's codecs, and the code that stands for none."""
 
 
-def overrides_of(stage: ResolvedStage) -> Mapping[str, Any]:
-    """Return the values of config.json that a stage replaces, its `hf_overrides`."""
-    found = stage.engine_args.get("hf_overrides")
-    return found if isinstance(found, Mapping) else {}
-
-
 @dataclass(frozen=True)
 class MossCheckpoint(ABC):
     """The facts of one checkpoint folder that all talkers have."""
@@ -57,7 +51,7 @@ class MossCheckpoint(ABC):
             ConfigError: As `read`.
         """
         raw = ConfigReader.of_folder(stage.model, cls.model).raw
-        return cls.from_config({**raw, **overrides_of(stage)}, stage.model)
+        return cls.from_config({**raw, **stage.config_overrides}, stage.model)
 
     @classmethod
     def from_config(cls, raw: Mapping[str, Any], folder: str | Path) -> Self:

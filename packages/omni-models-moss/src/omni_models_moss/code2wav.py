@@ -13,7 +13,6 @@ from omni_core.errors import ConfigError
 from omni_core.modelkit.codec_stage import CodecStage, payload_rows, stage_device, stage_dtype
 from omni_core.runner import LightChunk
 from omni_core.stage import ResolvedStage
-from omni_models_moss.checkpoint import overrides_of
 from omni_models_moss.codec.decoder import CodecDecoder
 from omni_models_moss.codec.location import find_codec
 from omni_models_moss.codec.memory import Stream
@@ -116,7 +115,7 @@ class MossTTSCodecDecoder(CodecStage):
 
 def _without_effect(stage: ResolvedStage) -> list[str]:
     """Return the settings of a stage that are meant for codecs of another make."""
-    given = {**stage.engine_args, **overrides_of(stage)}
+    given = {**stage.engine_args, **stage.config_overrides}
     return [name for name in (*OTHER_CODECS, "compilation_config") if given.get(name)]
 
 

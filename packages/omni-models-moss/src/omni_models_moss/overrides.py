@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from omni_core.deploy.notes import warn
 from omni_core.stage import ResolvedStage
-from omni_models_moss.checkpoint import overrides_of
 from omni_models_moss.codec.location import NAME
 
 OTHER_CODECS = frozenset({"codec_attention_backend"})
@@ -20,12 +19,12 @@ def check_overrides(stages: Sequence[ResolvedStage]) -> None:
         stages: The talker and the codec.
     """
     talker, codec = stages[0], stages[-1]
-    if unused := ", ".join(sorted(overrides_of(codec).keys() - OTHER_CODECS - {NAME})):
+    if unused := ", ".join(sorted(codec.config_overrides.keys() - OTHER_CODECS - {NAME})):
         warn(
             f"stage {codec.name}: hf_overrides: {unused}: no effect: the codec's sizes are those of its config.json; "
             f"{NAME} says which codec it is"
         )
-    heard, spoken = (overrides_of(stage).get(NAME) for stage in (talker, codec))
+    heard, spoken = (stage.config_overrides.get(NAME) for stage in (talker, codec))
     if heard != spoken:
         warn(
             f"hf_overrides: {NAME} is {_said(heard)} for stage {talker.name}, which encodes recordings, "

@@ -196,7 +196,7 @@ class StoreClient:
             if shared:
                 self._staging = None
             raise
-        except BaseException:
+        except BaseException:  # the memory is given back whatever ended it; raised again
             if not shared:
                 self.store.unregister_buffer(memory.ctypes.data)
             raise

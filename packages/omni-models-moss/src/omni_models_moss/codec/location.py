@@ -10,7 +10,6 @@ from omni_core.errors import ConfigError, DependencyError
 from omni_core.model_info import read_model_info
 from omni_core.modelkit.config_reader import read_json
 from omni_core.stage import ResolvedStage
-from omni_models_moss.checkpoint import overrides_of
 from omni_models_moss.pipeline import CODEC_FOLDER
 
 NAME = "audio_tokenizer_name_or_path"
@@ -65,7 +64,7 @@ def find_codec_config(stage: ResolvedStage) -> Path | None:
 
 def _chosen(stage: ResolvedStage) -> Path | str | None:
     """Return the codec's folder, or what names it; None where nobody chooses one."""
-    if named := overrides_of(stage).get(NAME):
+    if named := stage.config_overrides.get(NAME):
         return str(named)
     folder = Path(stage.model)
     if (_inside(stage) / "config.json").is_file():

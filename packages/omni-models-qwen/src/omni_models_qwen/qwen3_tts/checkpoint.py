@@ -81,7 +81,7 @@ class Checkpoint:
             ConfigError: As `read`.
         """
         raw = ConfigReader.of_folder(stage.model, MODEL).raw
-        return cls.from_config({**raw, **(stage.engine_args.get("hf_overrides") or {})}, stage.model)
+        return cls.from_config({**raw, **stage.config_overrides}, stage.model)
 
     @classmethod
     def from_config(cls, raw: Mapping[str, Any], folder: str | Path) -> Checkpoint:

@@ -146,7 +146,7 @@ def _check_two_stages(stage: ResolvedStage) -> None:
             )
     check_known(stage, FUSED_OPTIONS | KEYS, f"pipeline {stage.pipeline!r}", beside=IN_THE_EDGE)
     _report_idle(stage, [key for key in _ALWAYS_SO if key not in KEYS])
-    if stage.architecture == _CODE2WAV and stage.engine_args.get("hf_overrides"):
+    if stage.architecture == _CODE2WAV and stage.config_overrides:
         warn(f"stage {stage.name}: hf_overrides has no effect: the decoder reads the config.json in {CODEC_FOLDER}")
 
 

@@ -36,7 +36,7 @@ def report_overrides(stages: Sequence[ResolvedStage]) -> None:
         stages: Thinker, talker and what decodes, the first one alone or all.
     """
     for stage in stages[1:]:
-        if named := sorted((stage.engine_args.get("hf_overrides") or {}).keys() - {_QUANTIZATION}):
+        if named := sorted(stage.config_overrides.keys() - {_QUANTIZATION}):
             talks = stage.topology.model_stage == "talker"
             effect = "for its decoder alone: ids and voices are those of config.json" if talks else "no effect"
             warn(f"stage {stage.name}: hf_overrides: {', '.join(named)}: {effect}")
