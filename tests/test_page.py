@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import wave
 from collections.abc import AsyncIterator, Callable
@@ -138,6 +139,73 @@ async def test_what_hinders_a_conversation_is_said(serve_sessions: Callable[...,
 
         occupying.post(Close())
         await page.wait_for_function("document.getElementById('state').textContent.includes('listening')")
+
+
+async def test_a_conversation_begins_although_the_server_has_not_yet_said_its_model(
+    serve_sessions: Callable[..., Any], microphone: Path
+) -> None:
+    async with serve_sessions(turns(), ear=LoudEar.maker(400)) as served, browser(microphone) as page:
+        asked = asyncio.Event()
+        answered = asyncio.Event()
+
+        async def late(route: Any) -> None:
+            asked.set()
+            await answered.wait()
+            await route.continue_()
+
+        await opened(page, served)
+        await page.route("**/v1/models", late)
+        await page.reload()
+        await asked.wait()
+
+        await page.click("#connect")
+        await async_api.expect(page.locator("#state")).to_contain_text("asking the server")
+        answered.set()
+
+        await async_api.expect(page.locator("#state")).to_contain_text("listening")
+
+
+async def test_an_answer_to_the_key_before_does_not_replace_the_one_to_the_key(
+    serve_sessions: Callable[..., Any], microphone: Path
+) -> None:
+    async with serve_sessions(turns()) as served, browser(microphone) as page:
+        released = asyncio.Event()
+
+        async def late(route: Any) -> None:
+            if "wrong" in route.request.headers["authorization"]:
+                await released.wait()
+            await route.continue_()
+
+        await opened(page, served, key="wrong")
+        await page.route("**/v1/models", late)
+        await page.reload()
+        await page.fill("#key", "key-1")
+        await page.press("#key", "Tab")
+        await async_api.expect(page.locator("#server")).to_have_text("org/fake-tts")
+
+        async with page.expect_response("**/v1/models"):
+            released.set()
+
+        await page.evaluate("new Promise(done => setTimeout(done, 200))")  # what the page does with the answer is done
+        await async_api.expect(page.locator("#server")).to_have_text("org/fake-tts")
+
+
+async def test_a_server_that_could_not_be_asked_is_asked_again_by_the_next_click(
+    serve_sessions: Callable[..., Any], microphone: Path
+) -> None:
+    async with serve_sessions(turns(), ear=LoudEar.maker(400)) as served, browser(microphone) as page:
+        await opened(page, served)
+        await page.route("**/v1/models", lambda route: route.abort())
+        await page.reload()
+        await async_api.expect(page.locator("#server")).to_have_class("bad")
+        await page.click("#connect")
+        await async_api.expect(page.locator("#state")).to_have_class("bad")
+        assert await page.inner_text("#connect") == "Connect"
+        await page.unroute("**/v1/models")
+
+        await page.click("#connect")
+
+        await async_api.expect(page.locator("#state")).to_contain_text("listening")
 
 
 async def test_tabs_work_by_keyboard_and_everything_has_a_name(serve_sessions: Callable[..., Any], microphone: Path) -> None:

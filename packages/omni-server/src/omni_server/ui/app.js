@@ -1,12 +1,12 @@
 // The page: tabs by mouse and by arrow keys, and what the server is.
 
 import { setUpChat } from "./chat.js";
-import { ask, say } from "./server.js";
+import { say, servedModel } from "./server.js";
 import { listVoices, setUpSpeech } from "./speech.js";
 import { setUpTalk } from "./talk.js";
 
 const tabs = [...document.querySelectorAll("[role=tab]")];
-const server = { model: "" };
+let meetings = 0;
 
 function select(tab, focus = false) {
   for (const other of tabs) {
@@ -30,17 +30,19 @@ for (const [index, tab] of tabs.entries()) {
 
 async function meet() {
   const status = document.getElementById("server");
+  const meeting = ++meetings;
   try {
-    server.model = (await (await ask("v1/models")).json()).data[0].id;
-    say(status, server.model);
+    const model = await servedModel(true);
+    if (meeting !== meetings) return; // the key has changed since: what the server says to the new one counts
+    say(status, model);
     await listVoices();
   } catch (error) {
-    say(status, error.message, true);
+    if (meeting === meetings) say(status, error.message, true);
   }
 }
 
 document.getElementById("key").addEventListener("change", meet);
-setUpTalk(server);
+setUpTalk();
 setUpSpeech();
-setUpChat(server);
+setUpChat();
 meet();

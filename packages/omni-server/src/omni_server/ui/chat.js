@@ -1,6 +1,6 @@
 // The Chat tab: text, an image or a sound in; text, and speech if it is wanted, out.
 
-import { ask, events, fromBase64, say, toBase64 } from "./server.js";
+import { ask, events, fromBase64, say, servedModel, toBase64 } from "./server.js";
 import { Player, RATE } from "./sound.js";
 
 const form = document.getElementById("chat-form");
@@ -33,7 +33,7 @@ async function attached() {
   return { part: { type: "audio_url", audio_url: { url } }, url: null, name: chosen.name };
 }
 
-async function send(model) {
+async function send() {
   const found = await attached();
   if (!found && !text.value.trim()) return;
   const mine = row("user", "You", text.value || found?.name || "");
@@ -42,7 +42,7 @@ async function send(model) {
   messages.push({ role: "user", content });
   text.value = file.value = "";
   const spoken = document.getElementById("chat-spoken").checked;
-  const body = { model, messages, stream: true, modalities: spoken ? ["text", "audio"] : ["text"] };
+  const body = { messages, stream: true, modalities: spoken ? ["text", "audio"] : ["text"] };
   if (spoken) body.audio = { format: "pcm16" };
   aborter = new AbortController();
   stop.disabled = false;
@@ -50,6 +50,7 @@ async function send(model) {
   const theirs = row("model", "Model");
   let words = "";
   try {
+    body.model = await servedModel();
     const answer = await ask("v1/chat/completions", {
       method: "POST",
       headers: { "Content-Type": "application/json" },
@@ -76,10 +77,10 @@ async function send(model) {
   }
 }
 
-export function setUpChat(server) {
+export function setUpChat() {
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    if (!aborter) send(server.model);
+    if (!aborter) send();
   });
   text.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && !event.shiftKey) {

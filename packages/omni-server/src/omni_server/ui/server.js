@@ -24,6 +24,23 @@ export async function ask(path, options = {}) {
   return answer;
 }
 
+let question = null;
+
+/**
+ * Return the id of the model that is served. Tabs may be used before the server has answered, so they wait here for it;
+ * it is asked `anew` when the key changes, and by the next caller when it could not be told.
+ */
+export function servedModel(anew = false) {
+  if (anew || !question) {
+    const asked = ask("v1/models").then(async (answer) => (await answer.json()).data[0].id);
+    question = asked;
+    asked.catch(() => {
+      if (question === asked) question = null;
+    });
+  }
+  return question;
+}
+
 /** Yield the events of a stream of server-sent events as objects. */
 export async function* events(answer) {
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();

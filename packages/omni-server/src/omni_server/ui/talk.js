@@ -1,6 +1,6 @@
 // The Talk tab: a realtime session over a WebSocket, microphone in and voice out.
 
-import { base, fromBase64, key, say, toBase64 } from "./server.js";
+import { base, fromBase64, key, say, servedModel, toBase64 } from "./server.js";
 import { draw, openMicrophone, Player, RATE, toPcm16 } from "./sound.js";
 
 const TRIES = 5;
@@ -11,8 +11,7 @@ const view = Object.fromEntries(
 let talk = null;
 
 class Talk {
-  constructor(model) {
-    this.model = model;
+  constructor() {
     this.muted = false;
     this.tries = 0;
     this.closed = false;
@@ -21,9 +20,15 @@ class Talk {
   }
 
   async begin() {
-    this.context = new AudioContext({ sampleRate: RATE });
+    this.context = new AudioContext({ sampleRate: RATE }); // before any wait: a browser lets a click make sound, not a timer
     this.player = new Player(this.context);
-    this.microphone = await openMicrophone(this.context, (block) => this.hear(block));
+    say(view.state, "asking the server …");
+    this.model = await servedModel();
+    if (this.closed) return; // "Disconnect" came before the answer
+    say(view.state, "asking for the microphone …");
+    this.microphone = await openMicrophone(this.context, (block) => this.hear(block)).catch((error) => {
+      throw new Error(`the microphone cannot be used: ${error.message}`);
+    });
     if (this.closed) {
       this.microphone.close(); // "Disconnect" came while the browser asked for the microphone
       return;
@@ -157,7 +162,7 @@ class Talk {
     this.player?.cut();
     for (const stop of this.stopDrawing ?? []) stop();
     this.context?.close();
-    talk = null;
+    if (talk === this) talk = null;
     show();
   }
 }
@@ -168,21 +173,22 @@ function show() {
   if (!talk) view.mute.setAttribute("aria-pressed", "false");
 }
 
-export function setUpTalk(server) {
+export function setUpTalk() {
   view.connect.addEventListener("click", async () => {
     if (talk) {
       talk.end();
       say(view.state, "not connected");
       return;
     }
-    talk = new Talk(server.model);
+    const begun = new Talk();
+    talk = begun;
     show();
-    say(view.state, "asking for the microphone …");
     try {
-      await talk.begin();
+      await begun.begin();
     } catch (error) {
-      talk?.end();
-      say(view.state, `the microphone cannot be used: ${error.message}`, true);
+      if (begun.closed) return;
+      begun.end();
+      say(view.state, error.message, true);
     }
   });
   view.mute.addEventListener("click", () => talk?.mute());
