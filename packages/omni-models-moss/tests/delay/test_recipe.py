@@ -37,6 +37,8 @@ class Straight:
     backbone: Any
     weights: dict[str, Any]
     penalty: float = 1.0
+    lead: float = torch.inf
+    """The least by which a choice was likelier than the next one."""
     config: dict[str, Any] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -77,6 +79,11 @@ class Straight:
         last = self.backbone(x)[-1]
         return [self.weights[f"lm_heads.{head}.weight"] @ last for head in range(1 + self.books)]
 
+    def likeliest(self, logits: Any) -> int:
+        (best, second), (chosen, _) = (found.tolist() for found in logits.topk(2))
+        self.lead = min(self.lead, best - second)
+        return int(chosen)
+
     def generate(self, rows: Any, most: int) -> tuple[list[list[int]], bool]:
         """Return the new rows' codes, and whether the answer ended; every choice is the likeliest."""
         slot, delay, pad = self.id("audio_assistant_gen_slot"), self.id("audio_assistant_delay_slot"), self.id("pad")
@@ -101,7 +108,7 @@ class Straight:
                     allowed[delay] = False
                 if step <= self.books:
                     allowed[stop] = False
-                chosen = int(text.masked_fill(~allowed, -torch.inf).argmax())
+                chosen = self.likeliest(text.masked_fill(~allowed, -torch.inf))
             if chosen == stop:
                 return made, True
             inside = inside or chosen == start
@@ -111,7 +118,7 @@ class Straight:
                     scores = scores[:-1].clone()
                     for code in seen[book]:
                         scores[code] = scores[code] / self.penalty if scores[code] > 0 else scores[code] * self.penalty
-                    codes.append(int(scores.argmax()))
+                    codes.append(self.likeliest(scores))
                     seen[book].add(codes[-1])
                 else:
                     codes.append(self.config["audio_pad_code"])
@@ -173,11 +180,17 @@ def _handed_on(made: list[list[int]], books: int, continued: Any) -> list[list[i
     return frames
 
 
-@pytest.mark.parametrize("variant", ["ttsd", "tts"])
+# Of thousands of choices among random weights' codes some are near ties, which rounding decides: another CPU, another way.
+@pytest.mark.parametrize(("variant", "seed"), [("ttsd", 5), ("tts", 3)], ids=["ttsd", "tts"])
 def test_rows_and_frames_equal_a_straight_line_implementation(
-    variant: str, tiny: Callable[..., Path], talker: Any, straight: Callable[..., Straight], recording: Callable[..., Any]
+    variant: str,
+    seed: int,
+    tiny: Callable[..., Path],
+    talker: Any,
+    straight: Callable[..., Straight],
+    recording: Callable[..., Any],
 ) -> None:
-    folder, most = tiny("moss_tts_delay", variant), 90
+    folder, most = tiny("moss_tts_delay", variant, seed), 90
     model = straight(folder)
     plain = FORM.format(instructions="None", tokens="None", language="None")
     first, second = recording(1), recording(2, seconds=1.3)
@@ -227,3 +240,4 @@ def test_rows_and_frames_equal_a_straight_line_implementation(
         assert model.frames(made, continued)
         ends.append(ended)
     assert True in ends
+    assert model.lead > 1e-4, "another seed has no near ties"

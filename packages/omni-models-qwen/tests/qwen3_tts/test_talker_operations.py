@@ -21,6 +21,7 @@ from omni_models_qwen.qwen3_tts.speech import Qwen3TTSSpeech
 # vLLM leaves its zmq contexts to the garbage collector, which warns.
 pytestmark = [
     pytest.mark.engine,
+    pytest.mark.usefixtures("engine_process"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
