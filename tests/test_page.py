@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 import shutil
 import wave
 from collections.abc import AsyncIterator, Callable
@@ -26,6 +28,7 @@ pytestmark = [
 ]
 
 RATE = 24_000
+TIMEOUT_MS = 30_000
 
 
 @pytest.fixture
@@ -45,7 +48,17 @@ def microphone(tmp_path: Path) -> Path:
     """A file of two seconds of silence, one of sound and three of silence, which the browser plays again and again."""
     loud = (0.6 * np.sin(np.arange(48_000) / 20)).astype(np.float32)
     samples = np.concatenate([np.zeros(96_000, np.float32), loud, np.zeros(144_000, np.float32)])
-    file = tmp_path / "microphone.wav"
+    return recorded(tmp_path / "microphone.wav", samples)
+
+
+@pytest.fixture
+def quiet(tmp_path: Path) -> Path:
+    """A file of silence: a page that listens goes on to say so."""
+    return recorded(tmp_path / "quiet.wav", np.zeros(48_000, np.float32))
+
+
+def recorded(file: Path, samples: np.ndarray[Any, Any]) -> Path:
+    """Write sound at 48 kHz to a file and return it."""
     with wave.open(str(file), "wb") as out:
         out.setnchannels(1)
         out.setsampwidth(2)
@@ -64,7 +77,8 @@ async def browser(microphone: Path, *, strict: bool = False) -> AsyncIterator[An
         try:
             context = await started.new_context(permissions=["microphone"], bypass_csp=not strict)
             page = await context.new_page()
-            page.set_default_timeout(30_000)
+            page.set_default_timeout(TIMEOUT_MS)
+            async_api.expect.set_options(timeout=TIMEOUT_MS)
             yield page
         finally:
             await started.close()
@@ -119,8 +133,8 @@ async def test_a_spoken_conversation(serve_sessions: Callable[..., Any], microph
         assert await served.free_slots() == 2
 
 
-async def test_what_hinders_a_conversation_is_said(serve_sessions: Callable[..., Any], microphone: Path) -> None:
-    async with serve_sessions(turns(), max_sessions=1, ear=LoudEar.maker(400)) as served, browser(microphone) as page:
+async def test_what_hinders_a_conversation_is_said(serve_sessions: Callable[..., Any], quiet: Path) -> None:
+    async with serve_sessions(turns(), max_sessions=1, ear=LoudEar.maker(400)) as served, browser(quiet) as page:
         await opened(page, served, key="wrong")
         await page.wait_for_function("document.getElementById('server').classList.contains('bad')")
         assert "API key" in await page.inner_text("#server")
@@ -142,9 +156,9 @@ async def test_what_hinders_a_conversation_is_said(serve_sessions: Callable[...,
 
 
 async def test_a_conversation_begins_although_the_server_has_not_yet_said_its_model(
-    serve_sessions: Callable[..., Any], microphone: Path
+    serve_sessions: Callable[..., Any], quiet: Path
 ) -> None:
-    async with serve_sessions(turns(), ear=LoudEar.maker(400)) as served, browser(microphone) as page:
+    async with serve_sessions(turns(), ear=LoudEar.maker(400)) as served, browser(quiet) as page:
         asked = asyncio.Event()
         answered = asyncio.Event()
 
@@ -191,9 +205,9 @@ async def test_an_answer_to_the_key_before_does_not_replace_the_one_to_the_key(
 
 
 async def test_a_server_that_could_not_be_asked_is_asked_again_by_the_next_click(
-    serve_sessions: Callable[..., Any], microphone: Path
+    serve_sessions: Callable[..., Any], quiet: Path
 ) -> None:
-    async with serve_sessions(turns(), ear=LoudEar.maker(400)) as served, browser(microphone) as page:
+    async with serve_sessions(turns(), ear=LoudEar.maker(400)) as served, browser(quiet) as page:
         await opened(page, served)
         await page.route("**/v1/models", lambda route: route.abort())
         await page.reload()
@@ -239,8 +253,8 @@ async def test_speech_is_made_and_played(serve_sessions: Callable[..., Any], mic
         assert "KiB" in await page.inner_text("#speech-state")
 
 
-async def test_the_page_loads_nothing_from_elsewhere(serve_sessions: Callable[..., Any], microphone: Path) -> None:
-    async with serve_sessions(turns(), ear=LoudEar.maker()) as served, browser(microphone, strict=True) as page:
+async def test_the_page_loads_nothing_from_elsewhere(serve_sessions: Callable[..., Any], quiet: Path) -> None:
+    async with serve_sessions(turns(), ear=LoudEar.maker()) as served, browser(quiet, strict=True) as page:
         asked: list[str] = []
         broken: list[str] = []
         page.on("request", lambda request: asked.append(request.url))
@@ -253,3 +267,122 @@ async def test_the_page_loads_nothing_from_elsewhere(serve_sessions: Callable[..
         origin = served.page.removesuffix("/ui")
         assert [url for url in asked if not url.startswith((origin, "data:"))] == []
         assert [text for text in broken if "401" not in text and "400" not in text] == []
+
+
+async def test_voices_for_the_key_before_do_not_replace_those_for_the_key(
+    serve_sessions: Callable[..., Any], microphone: Path
+) -> None:
+    async with serve_sessions(None, api_key=("old", "new")) as served, browser(microphone) as page:
+        asked, released = asyncio.Event(), asyncio.Event()
+
+        async def voices(route: Any) -> None:
+            key = route.request.headers["authorization"].removeprefix("Bearer ")
+            if key == "old":
+                asked.set()
+                await released.wait()
+            await route.fulfill(json={"voices": [key]})
+
+        await page.route("**/v1/audio/voices", voices)
+        await opened(page, served, key="old")
+        await asked.wait()
+        await page.fill("#key", "new")
+        await page.press("#key", "Tab")
+        shown = page.locator("#voices option")
+        await async_api.expect(shown).to_have_attribute("value", "new")
+
+        async with page.expect_response("**/v1/audio/voices"):
+            released.set()
+
+        await page.evaluate("new Promise(done => setTimeout(done, 200))")  # what the page does with the answer is done
+        await async_api.expect(shown).to_have_attribute("value", "new")
+
+
+async def test_a_message_is_sent_once_however_often_it_is_sent_while_its_file_is_read(
+    serve_sessions: Callable[..., Any], microphone: Path
+) -> None:
+    async with serve_sessions(None) as served, browser(microphone) as page:
+        bodies: list[Any] = []
+
+        async def answer(route: Any) -> None:
+            bodies.append(route.request.post_data_json)
+            said = 'data: {"choices": [{"delta": {"content": "a tone"}}]}\n\n'
+            await route.fulfill(content_type="text/event-stream", body=said)
+
+        await page.route("**/v1/chat/completions", answer)
+        await page.add_init_script(
+            """const read = Blob.prototype.arrayBuffer;
+            const released = new Promise((release) => { window.release = release; });
+            Blob.prototype.arrayBuffer = async function () { await released; return read.call(this); };"""
+        )
+        await opened(page, served)
+        await page.click("#tab-chat")
+        await page.set_input_files("#chat-file", microphone)
+        await page.fill("#chat-text", "what is this?")
+
+        await page.click("#chat-form button.main")
+        await page.click("#chat-form button.main")
+        await page.fill("#chat-text", "the next one")
+        await page.evaluate("window.release()")
+
+        await async_api.expect(page.locator("#chat-log .model")).to_contain_text("a tone")
+        (body,) = bodies
+        (message,) = body["messages"]
+        assert [part.get("text") for part in message["content"]] == [None, "what is this?"]
+        assert await page.input_value("#chat-text") == "the next one"
+
+
+async def test_the_microphone_is_let_go_when_the_user_disconnects_before_the_browser_opens_it(
+    serve_sessions: Callable[..., Any], microphone: Path
+) -> None:
+    async with serve_sessions(turns(), ear=LoudEar.maker(400)) as served, browser(microphone) as page:
+        await page.add_init_script(
+            """const open = navigator.mediaDevices.getUserMedia.bind(navigator.mediaDevices);
+            const released = new Promise((release) => { window.release = release; });
+            navigator.mediaDevices.getUserMedia = async (wanted) => {
+              await released;
+              return (window.opened = await open(wanted));
+            };"""
+        )
+        await opened(page, served)
+        await page.click("#connect")
+        await async_api.expect(page.locator("#state")).to_contain_text("asking for the microphone")
+
+        await page.click("#connect")
+        await page.evaluate("window.release()")
+
+        await page.wait_for_function("window.opened?.getTracks().every((track) => track.readyState === 'ended')")
+        assert await page.inner_text("#state") == "not connected"
+
+
+async def test_sound_that_was_under_way_when_the_user_interrupted_is_not_heard(
+    serve_sessions: Callable[..., Any], microphone: Path
+) -> None:
+    async with serve_sessions(turns()) as served, browser(microphone) as page:
+        server: Any = None
+        interrupted = asyncio.Event()
+
+        def say(kind: str, **fields: Any) -> None:
+            server.send(json.dumps({"type": kind, **fields}))
+
+        def accept(socket: Any) -> None:
+            nonlocal server
+            server = socket
+            socket.on_message(lambda text: interrupted.set() if "response.cancel" in text else None)
+            say("session.created")
+
+        await page.route_web_socket("**/v1/realtime?*", accept)
+        await opened(page, served)
+        await page.click("#connect")
+        await async_api.expect(page.locator("#state")).to_contain_text("listening")
+        tone = (0.4 * np.sin(np.arange(60 * RATE) / 12) * 32767).astype("<i2").tobytes()
+        sound = {"response_id": "first", "item_id": "item", "delta": base64.b64encode(tone).decode()}
+        say("response.created", response={"id": "first"})
+        say("response.output_audio.delta", **sound)
+        await page.wait_for_function("document.getElementById('level-out').value > 0.1")
+
+        await page.keyboard.press("Escape")
+        await interrupted.wait()
+        say("response.output_audio.delta", **sound)
+        say("response.done", response={"id": "first", "status": "cancelled", "output": []})
+
+        await async_api.expect(page.locator("#state")).to_contain_text("listening")

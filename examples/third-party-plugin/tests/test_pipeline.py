@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -79,39 +75,11 @@ def test_requests_become_their_own_audio(checkpoint: Path, async_chunk: bool) ->
 
 @pytest.fixture
 def server(checkpoint: Path, tmp_path: Path) -> Iterator[str]:
-    pytest.importorskip("omni_server.serve")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
+    testing = pytest.importorskip("omni_server.testing")
     log = tmp_path / "serve.log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "omni_core.cli", "serve", str(checkpoint), "--host", "127.0.0.1", "--port", str(port)],
-            stdout=out,
-            stderr=out,
-            start_new_session=True,
-        )
-    try:
-        end = time.monotonic() + START_S
-        while not ready(url):
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < end, log.read_text()
-            time.sleep(0.2)
-        yield url
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0, log.read_text()
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait(30)
-
-
-def ready(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/health", timeout=2.0).status_code == 200
-    except httpx.TransportError:
-        return False
+    with testing.serve(checkpoint, log=log, timeout_s=START_S) as running:
+        yield running.url
+        assert running.stop() == 0, log.read_text()
 
 
 def test_the_server_speaks(server: str, checkpoint: Path) -> None:

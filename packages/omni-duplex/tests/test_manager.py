@@ -249,6 +249,23 @@ async def test_closing_ends_every_session_and_takes_no_more(manage: Any) -> None
         await opened(manager)
 
 
+async def test_a_session_that_was_being_opened_does_not_outlive_the_closing(manage: Any) -> None:
+    """Nobody would end it: the server would wait for it until its time to drain is over."""
+    model = SlowModel()
+    manager = manage(model)
+    opening = asyncio.create_task(manager.open(PlainDialect(), SessionConfig()))
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(manager.close())
+    await asyncio.sleep(0)
+
+    model.go.set()
+
+    with pytest.raises(CapacityError, match="shutting down"):
+        await opening
+    assert await closing
+    assert model.closed == model.streams
+
+
 def test_a_model_that_contradicts_itself_is_refused(manage: Any) -> None:
     with pytest.raises(ConfigError, match="no whole number of samples"):
         manage(ScriptedModel(capabilities=Capabilities(unit_ms=7, input_rate=11_025)))

@@ -17,14 +17,15 @@ pytestmark = pytest.mark.anyio
 
 
 class FakeWorker:
-    """A worker whose requests end when it is told so, and whose stage takes a moment more."""
+    """A worker whose requests end when it is told so, and whose stage ends then, or when it is told so, too."""
 
-    def __init__(self, close_s: float = 0.0) -> None:
+    def __init__(self) -> None:
         self.told: list[str] = []
         self.finished = asyncio.Event()
         self.go_on = asyncio.Event()
         self.is_leaving = asyncio.Event()
-        self.close_s = close_s
+        self.may_close = asyncio.Event()
+        self.may_close.set()
 
     async def run(self) -> None:
         self.told.append("run")
@@ -35,7 +36,7 @@ class FakeWorker:
             raise
         finally:
             self.finished.set()
-            await asyncio.sleep(self.close_s)
+            await self.may_close.wait()
             self.told.append("closed")
 
     def leave(self) -> None:
@@ -64,11 +65,14 @@ async def test_worker_that_is_stopped_finishes_what_it_has() -> None:
 
 
 async def test_end_of_the_stage_is_not_cut_short_by_the_time_for_requests() -> None:
-    worker = FakeWorker(close_s=0.5)
+    worker = FakeWorker()
     worker.go_on.set()
+    worker.may_close.clear()
     worker.leave = lambda: worker.is_leaving.set()  # type: ignore[method-assign]
 
-    task = await start(worker, 0.1)
+    task = await start(worker, 0.01)
+    await asyncio.sleep(0.1)  # ten times as long as requests have
+    worker.may_close.set()
 
     assert await asyncio.wait_for(task, 10) == 0
     assert worker.told == ["run", "closed"]

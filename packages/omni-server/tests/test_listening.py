@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from pathlib import Path
 
@@ -74,6 +75,37 @@ def test_unix_socket_of_a_dead_server_is_replaced_and_of_a_living_one_not(tmp_pa
         sock.listen()
         with pytest.raises(ConfigError, match="runs"), listening.bind("", 0, path):
             pass
+
+    assert not Path(path).exists()
+
+
+def test_unix_socket_is_taken_before_anybody_listens(tmp_path: Path) -> None:
+    """E12: of two servers that start together one is told at once."""
+    path = tmp_path / "socket"
+    other = tmp_path / "other"
+    other.symlink_to(path)
+    with listening.bind("", 0, str(path)) as first:
+        for name in (path, other):
+            with pytest.raises(ConfigError, match="starts") as caught, listening.bind("", 0, str(name)):
+                pass
+            assert caught.value.where == f"--uds {name}"
+
+        first.listen()
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+
+
+def test_server_that_ends_leaves_the_socket_of_the_one_that_took_its_place(tmp_path: Path) -> None:
+    path = str(tmp_path / "socket")
+    with contextlib.ExitStack() as stack:
+        with listening.bind("", 0, path) as draining:
+            draining.listen()
+            draining.close()  # what the HTTP server does before it ends what it has
+            newer = stack.enter_context(listening.bind("", 0, path))
+            newer.listen()
+
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(path)
 
     assert not Path(path).exists()
 

@@ -124,6 +124,10 @@ def stream(url: str, text: str, **fields: Any) -> Any:
     return httpx.stream("POST", f"{url}/v1/audio/speech", json={"input": text, **fields}, timeout=PATIENCE_S, trust_env=False)
 
 
+def get(url: str, path: str) -> httpx.Response:
+    return httpx.get(f"{url}{path}", timeout=PATIENCE_S, trust_env=False)
+
+
 def speak(url: str, text: str, **fields: Any) -> httpx.Response:
     body = {"input": text, **fields}
     return httpx.post(f"{url}/v1/audio/speech", json=body, timeout=PATIENCE_S, trust_env=False)
@@ -184,14 +188,14 @@ class TestStart:
         urls = [server.ready() for server in servers]
 
         assert len(set(urls)) == 5
-        assert all(httpx.get(f"{url}/health", trust_env=False).status_code == 200 for url in urls)
+        assert all(get(url, "/health").status_code == 200 for url in urls)
 
     def test_unix_socket(self, start: Callable[..., Server], tmp_path: Path) -> None:
         path = tmp_path / "omni.sock"
         server = start("m", "--uds", str(path))
         assert server.ready() == f"unix:{path}"
 
-        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path))) as client:
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), timeout=PATIENCE_S) as client:
             assert client.get("http://omni/health").json() == {"status": "healthy"}
 
         server.signal(signal.SIGTERM)
@@ -202,8 +206,8 @@ class TestStart:
         server = start("m", "--port", "0", "--root-path", "/omni", "--api-key", "one")
         url = server.ready()
 
-        assert httpx.get(f"{url}/health", trust_env=False).status_code == 200
-        assert httpx.get(f"{url}/v1/models", trust_env=False).status_code == 401
+        assert get(url, "/health").status_code == 200
+        assert get(url, "/v1/models").status_code == 401
 
 
 class TestSockets:
@@ -403,7 +407,7 @@ class TestConnections:
 
     def test_head_and_options_have_no_body(self, server: Server) -> None:
         url = server.ready()
-        with httpx.Client(base_url=url, trust_env=False) as client:
+        with httpx.Client(base_url=url, timeout=PATIENCE_S, trust_env=False) as client:
             head, options, after = client.head("/health"), client.options("/v1/audio/speech"), client.get("/health")
 
         assert (head.status_code, head.content) == (200, b"")

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 import soundfile
 
-from omni_core.speech import SpeechTraits
-from omni_server import voices
+from omni_core.speech import ReferenceAudio, SpeechTraits
+from omni_server import voice_library, voices
 from omni_server.app import build_app
 from omni_server.context import ServerSettings
 from omni_server.fake_engine import TRAITS, FakeEngine
@@ -254,6 +254,26 @@ class TestLife:
         lengths = [len(prompt.ref_audio.samples) for prompt in desk.engine.prompts if prompt.ref_audio is not None]
         assert lengths == [48000, 72000]
         assert [entry["name"] for entry in (await desk.listed())["uploaded_voices"]] == ["ALICE"]
+
+    async def test_voice_that_is_replaced_while_it_is_looked_up_has_the_words_of_its_recording(
+        self, open_desk: Callable[..., Desk], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        desk = open_desk(voice_policy="overwrite")
+        await desk.upload(recording(2.0), ref_text="Old words.")
+        await desk.client.speak(voice="alice")
+        store, read = desk.client.app.state.context.voices.store, voice_library.read_facts
+
+        def replace_and_read(path: Path) -> Any:
+            monkeypatch.setattr(voice_library, "read_facts", read)
+            facts, voice = replace(read(path), ref_text="New words."), store.find("alice")
+            store.add(facts, ReferenceAudio(np.tile(voice.audio.samples, 2), 24000), None)
+            return read(path)
+
+        monkeypatch.setattr(voice_library, "read_facts", replace_and_read)
+        await desk.client.speak(voice="alice")
+
+        found = [(prompt.ref_text, len(prompt.ref_audio.samples)) for prompt in desk.engine.prompts if prompt.ref_audio]
+        assert found == [("Old words.", 48000), ("New words.", 96000)]
 
     async def test_embedding_is_a_voice_too(self, desk: Desk) -> None:
         response = await desk.upload(speaker_embedding="[0.5, -1, 0.25]")

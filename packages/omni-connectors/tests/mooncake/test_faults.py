@@ -95,7 +95,8 @@ def test_close_leaves_no_key(end: End) -> None:
 
     sender._outbox.close()
 
-    assert keys_of(receiver, handle) == [0]
+    # It waits for the store a moment only.
+    wait_for(lambda: keys_of(receiver, handle) == [0], "the key to be removed")
 
 
 def test_a_killed_master_is_reported_and_a_new_one_is_used(end: End, own_master: MooncakeMaster) -> None:
@@ -123,7 +124,7 @@ def test_a_killed_master_is_reported_and_a_new_one_is_used(end: End, own_master:
         receiver.get(before, LONG_S)
     assert sender.health()["store_answers"]
     sender.cleanup("after")
-    assert sender.health()["to_be_removed"] == 0
+    wait_for(lambda: sender.health()["to_be_removed"] == 0, "what was put to be removed")
 
 
 def _succeeds(action: Callable[[], object]) -> bool:

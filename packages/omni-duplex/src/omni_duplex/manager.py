@@ -136,8 +136,7 @@ class SessionManager:
             raise
 
     async def _open(self, dialect: Dialect, config: SessionConfig) -> SessionActor:
-        if self._closing:
-            raise CapacityError("this server is shutting down")
+        self._check_open()
         session_id = f"sess_{uuid.uuid4().hex}"
         group = self.placement.reserve(session_id)
         self._note_slots()
@@ -148,6 +147,7 @@ class SessionManager:
             fence = Fence(session_id)
             opening = asyncio.ensure_future(self.model.open(config, self._port(group), fence))
             stream = await asyncio.wait_for(asyncio.shield(opening), OPEN_TIMEOUT_S)
+            self._check_open()  # it was told to close while the model opened the stream
         except TimeoutError as error:
             self._abandon(session_id, opening)
             message = f"the model did not open a session in {OPEN_TIMEOUT_S:g} s"
@@ -158,6 +158,10 @@ class SessionManager:
                 raise as_duplex_error(error) from error
             raise
         return self._begin(session_id, group, config, stream, dialect)
+
+    def _check_open(self) -> None:
+        if self._closing:
+            raise CapacityError("this server is shutting down")
 
     def _abandon(self, session_id: str, opening: asyncio.Task[DuplexStream] | None) -> None:
         """Give a slot back once a stream that nobody waits for any more is closed again."""

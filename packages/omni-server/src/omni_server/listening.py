@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import socket
 import stat
@@ -28,13 +29,14 @@ def bind(host: str, port: int, uds: str | None, *, reuse_port: bool = False) -> 
         ConfigError: The address is taken, or is not one of this machine.
     """
     sock = _bind_unix(uds) if uds else _bind_tcp(host, port, reuse_port=reuse_port)
+    own = _identity(uds) if uds else None
     try:
         yield sock
     finally:
         sock.close()
-        if uds:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(uds)
+        # A server that only ends what it has answers no more, so that the next one may have taken its place by now.
+        if uds and _identity(uds) == own:
+            os.unlink(uds)
 
 
 def allow_restart(sock: socket.socket) -> None:
@@ -92,10 +94,40 @@ def _bind(family: int, kind: int, protocol: int, address: Any, *, reuse: bool, r
     return sock
 
 
+class _UnixSocket(socket.socket):
+    """A Unix socket with a name that the kernel keeps to it for as long as it is open, whatever becomes of its file.
+
+    A file says nothing of a server that does not listen yet: it looks like one that a dead server left.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._name = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+
+    def take_name(self, path: str) -> bool:
+        """Take the name that stands for a file, and tell whether no other server has it."""
+        folder, file = os.path.split(os.path.realpath(path))
+        found = os.stat(folder)  # not its path, which is another folder in another container
+        digest = hashlib.sha256(f"{found.st_dev} {found.st_ino} {file}".encode()).hexdigest()
+        try:
+            self._name.bind(f"\0omni-{digest}")  # an abstract name: it needs no file and ends with its process
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            return False
+        return True
+
+    def close(self) -> None:
+        super().close()
+        self._name.close()
+
+
 def _bind_unix(path: str) -> socket.socket:
     where = f"--uds {path}"
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock = _UnixSocket()
     try:
+        if not sock.take_name(path):
+            raise _taken(where)
         if os.path.exists(path):
             _remove_stale(path, where)
         sock.bind(path)
@@ -106,6 +138,19 @@ def _bind_unix(path: str) -> socket.socket:
         sock.close()
         raise
     return sock
+
+
+def _taken(where: str) -> ConfigError:
+    return ConfigError("the path is taken by a server that runs or starts", where=where, hint="choose another path")
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    """Return what tells a file from another one that takes its place; None if there is none."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def _remove_stale(path: str, where: str) -> None:
@@ -119,4 +164,4 @@ def _remove_stale(path: str, where: str) -> None:
         except ConnectionRefusedError:
             os.unlink(path)
             return
-    raise ConfigError("the path is taken by a server that runs", where=where, hint="choose another path")
+    raise _taken(where)

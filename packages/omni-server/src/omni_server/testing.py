@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from omni_core.testing.waiting import wait_until
+
 READY = "Listening on "
 ROUNDING = 2
 """Steps that other chunks or neighbours in a batch may move a 16-bit sample by; a wrong code moves it much farther."""
@@ -38,6 +40,20 @@ class RunningServer:
             self.process.kill()
             self.process.wait(10)
             raise
+
+    def wait_for_free_sessions(self, timeout_s: float = 30.0) -> None:
+        """Wait until no realtime session holds a slot: one gets free a moment after its client has left.
+
+        Raises:
+            AssertionError: One is held after `timeout_s` seconds.
+        """
+        import httpx
+
+        def are_free() -> bool:
+            answer = httpx.get(f"{self.url}/ready", timeout=timeout_s).json()
+            return answer.get("sessions", {}).get("held") == 0
+
+        wait_until(are_free, "the slots of sessions to be free", timeout_s)
 
 
 def assert_same_sound(found: bytes, expected: bytes) -> None:
@@ -76,19 +92,23 @@ def serve(
 
 def _wait_for_ready(process: subprocess.Popen[str], log: Path, timeout_s: float, command: Sequence[str]) -> str:
     assert process.stdout is not None
+    output = process.stdout.fileno()
     deadline = time.monotonic() + timeout_s
+    said = b""
     with selectors.DefaultSelector() as selector:
-        selector.register(process.stdout, selectors.EVENT_READ)
+        selector.register(output, selectors.EVENT_READ)
         while (left := deadline - time.monotonic()) > 0:
             if not selector.select(min(left, 1.0)):
                 if process.poll() is not None:
                     break
                 continue
-            line = process.stdout.readline()
-            if line.startswith(READY):
-                return line.removeprefix(READY).strip()
-            if not line:
+            data = os.read(output, 1 << 16)  # not `readline`, which keeps what came with a line where no selector sees it
+            if not data:
                 break
+            said += data
+            for line in said.decode(errors="replace").splitlines(keepends=True):
+                if line.startswith(READY) and line.endswith("\n"):
+                    return line.removeprefix(READY).strip()
     tail = "\n".join(log.read_text(errors="replace").splitlines()[-30:])
     raise RuntimeError(f"{' '.join(command)} was not ready in {timeout_s} s (exit code {process.poll()}):\n{tail}")
 

@@ -94,7 +94,9 @@ class VoiceLibrary:
                 facts = await anyio.to_thread.run_sync(read_facts, Path(stamp[0]))
             except FileNotFoundError:  # deleted since
                 return None
-            return Voice(facts.name, audio, facts.ref_text)
+            if await anyio.to_thread.run_sync(self.store.stamp, name) == stamp:
+                return Voice(facts.name, audio, facts.ref_text)
+            # Replaced since: the recording and the words must be of one upload.
         voice = await anyio.to_thread.run_sync(self.store.find, name)
         if voice is not None and voice.audio is not None:
             self._references.put(key, voice.audio)

@@ -126,7 +126,8 @@ class Conversation:
         self._open = 0
         """Answers under way."""
         self._answers = 0
-        self._last_sound = 0.0
+        self._silence = 0
+        """Blocks of silence since the model last said something."""
         self._over = asyncio.Event()
 
     async def run(self) -> None:
@@ -224,13 +225,14 @@ class Conversation:
         await self._send("response.create")
 
     async def _stay_silent(self) -> None:
-        """Go on with silence, as fast as it plays, until the model has said nothing for a while."""
+        """Go on with silence, as fast as it plays, until the model has heard enough of it and said nothing."""
         loop = asyncio.get_running_loop()
-        began = self._last_sound = loop.time()
-        number = 0
-        while loop.time() - self._last_sound < self._options.wait_s:
+        began = loop.time()
+        number = self._silence = 0
+        # Counted by what is sent: a server that is slow to take it has not heard it yet.
+        while self._silence * BLOCK < self._options.wait_s * RATE:
             await self._append(SILENCE)
-            number += 1
+            number, self._silence = number + 1, self._silence + 1
             await asyncio.sleep(max(0.0, began + number * BLOCK / RATE - loop.time()))
 
     # -- what is answered ------------------------------------------------------------------------------------------
@@ -264,7 +266,7 @@ class Conversation:
             raise ServiceError(f"the server ended the session: {event['reason']}", where=self._options.url)
 
     def _play(self, pcm: bytes, item_id: str) -> None:
-        self._last_sound = asyncio.get_running_loop().time()
+        self._silence = 0
         self._screen.hear("model", pcm)
         self._sink.play(pcm, item_id)
 

@@ -2,7 +2,7 @@
 
 import { setUpChat } from "./chat.js";
 import { say, servedModel } from "./server.js";
-import { listVoices, setUpSpeech } from "./speech.js";
+import { listVoices, setUpSpeech, showVoices } from "./speech.js";
 import { setUpTalk } from "./talk.js";
 
 const tabs = [...document.querySelectorAll("[role=tab]")];
@@ -35,7 +35,8 @@ async function meet() {
     const model = await servedModel(true);
     if (meeting !== meetings) return; // the key has changed since: what the server says to the new one counts
     say(status, model);
-    await listVoices();
+    const voices = await listVoices();
+    if (meeting === meetings) showVoices(voices);
   } catch (error) {
     if (meeting === meetings) say(status, error.message, true);
   }

@@ -24,40 +24,45 @@ function row(kind, name, content = "") {
   return item;
 }
 
-async function attached() {
-  const chosen = file.files[0];
-  if (!chosen) return null;
+async function attached(chosen) {
   const data = toBase64(new Uint8Array(await chosen.arrayBuffer()));
   const url = `data:${chosen.type};base64,${data}`;
   if (chosen.type.startsWith("image/")) return { part: { type: "image_url", image_url: { url } }, url };
-  return { part: { type: "audio_url", audio_url: { url } }, url: null, name: chosen.name };
+  return { part: { type: "audio_url", audio_url: { url } }, url: null };
 }
 
 async function send() {
-  const found = await attached();
-  if (!found && !text.value.trim()) return;
-  const mine = row("user", "You", text.value || found?.name || "");
-  if (found?.url) mine.append(Object.assign(new Image(), { src: found.url, alt: file.files[0].name }));
-  const content = [...(found ? [found.part] : []), ...(text.value ? [{ type: "text", text: text.value }] : [])];
-  messages.push({ role: "user", content });
-  text.value = file.value = "";
+  // All is taken before any wait: what is typed, chosen or clicked meanwhile belongs to the next message.
+  const written = text.value;
+  const chosen = file.files[0];
   const spoken = document.getElementById("chat-spoken").checked;
-  const body = { messages, stream: true, modalities: spoken ? ["text", "audio"] : ["text"] };
-  if (spoken) body.audio = { format: "pcm16" };
+  if (!chosen && !written.trim()) return;
+  text.value = file.value = "";
   aborter = new AbortController();
+  const { signal } = aborter;
   stop.disabled = false;
   say(state, "waiting for the answer …");
+  const mine = row("user", "You", written || chosen.name);
   const theirs = row("model", "Model");
+  const before = messages.length;
   let words = "";
   try {
-    body.model = await servedModel();
+    if (spoken) player ??= new Player(new AudioContext({ sampleRate: RATE })); // a browser lets a click make sound, not a timer
+    const content = written ? [{ type: "text", text: written }] : [];
+    if (chosen) {
+      const { part, url } = await attached(chosen);
+      content.unshift(part);
+      if (url) mine.append(Object.assign(new Image(), { src: url, alt: chosen.name }));
+    }
+    messages.push({ role: "user", content });
+    const body = { model: await servedModel(), messages, stream: true, modalities: spoken ? ["text", "audio"] : ["text"] };
+    if (spoken) body.audio = { format: "pcm16" };
     const answer = await ask("v1/chat/completions", {
       method: "POST",
       headers: { "Content-Type": "application/json" },
       body: JSON.stringify(body),
-      signal: aborter.signal,
+      signal,
     });
-    if (spoken) player ??= new Player(new AudioContext({ sampleRate: RATE }));
     for await (const event of events(answer)) {
       if (event.error) throw new Error(event.error.message);
       const delta = event.choices?.[0]?.delta ?? {};
@@ -68,7 +73,7 @@ async function send() {
     say(state, "");
     messages.push({ role: "assistant", content: words });
   } catch (error) {
-    messages.pop();
+    messages.length = before;
     theirs.classList.add("cut");
     say(state, error.name === "AbortError" ? "stopped" : error.message, error.name !== "AbortError");
   } finally {

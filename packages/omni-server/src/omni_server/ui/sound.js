@@ -9,21 +9,29 @@ export async function openMicrophone(context, heard) {
   const stream = await navigator.mediaDevices.getUserMedia({
     audio: { channelCount: 1, echoCancellation: true, noiseSuppression: true, autoGainControl: true },
   });
-  await context.audioWorklet.addModule(new URL("ui/microphone.js", base));
-  const source = context.createMediaStreamSource(stream);
-  const analyser = new AnalyserNode(context, { fftSize: 2048 });
-  const worklet = new AudioWorkletNode(context, "microphone", { numberOfOutputs: 0 });
-  worklet.port.onmessage = ({ data }) => heard(data);
-  source.connect(analyser);
-  source.connect(worklet);
-  return {
-    analyser,
-    close() {
-      worklet.port.onmessage = null;
-      source.disconnect();
-      for (const track of stream.getTracks()) track.stop();
-    },
+  const stop = () => {
+    for (const track of stream.getTracks()) track.stop();
   };
+  try {
+    await context.audioWorklet.addModule(new URL("ui/microphone.js", base));
+    const source = context.createMediaStreamSource(stream);
+    const analyser = new AnalyserNode(context, { fftSize: 2048 });
+    const worklet = new AudioWorkletNode(context, "microphone", { numberOfOutputs: 0 });
+    worklet.port.onmessage = ({ data }) => heard(data);
+    source.connect(analyser);
+    source.connect(worklet);
+    return {
+      analyser,
+      close() {
+        worklet.port.onmessage = null;
+        source.disconnect();
+        stop();
+      },
+    };
+  } catch (error) {
+    stop(); // the context may have been closed meanwhile; the browser would go on to listen
+    throw error;
+  }
 }
 
 /** Plays pieces of sound one after the other, and knows how much of each item was heard. */

@@ -38,13 +38,17 @@ export async function setUpSpeech() {
   });
 }
 
+/** Return the names of the voices; none for a model that does not speak a given text. */
 export async function listVoices() {
-  const list = document.getElementById("voices");
   try {
     const found = await (await ask("v1/audio/voices")).json();
-    const names = [...(found.voices ?? []), ...(found.uploaded_voices ?? [])].map((voice) => voice.name ?? voice);
-    list.replaceChildren(...names.map((name) => Object.assign(document.createElement("option"), { value: name })));
+    return [...(found.voices ?? []), ...(found.uploaded_voices ?? [])].map((voice) => voice.name ?? voice);
   } catch {
-    list.replaceChildren(); // a model that does not speak a given text has no list
+    return [];
   }
+}
+
+export function showVoices(names) {
+  const options = names.map((name) => Object.assign(document.createElement("option"), { value: name }));
+  document.getElementById("voices").replaceChildren(...options);
 }

@@ -93,7 +93,8 @@ class Talk {
     "response.created"({ response }) {
       this.answering = response.id;
     },
-    "response.output_audio.delta"({ item_id, delta }) {
+    "response.output_audio.delta"({ response_id, item_id, delta }) {
+      if (response_id !== this.answering) return; // it was under way when the answer was interrupted
       say(view.state, "the model speaks");
       this.row(item_id, "model", "Model");
       this.player.add(item_id, fromBase64(delta));
@@ -127,7 +128,10 @@ class Talk {
   /** Stop the model's voice, and tell the server how much of it was heard. */
   interrupt(cancel = true) {
     const cut = this.player.cut();
-    if (cancel && this.answering) this.send("response.cancel");
+    if (cancel && this.answering) {
+      this.send("response.cancel");
+      this.answering = null;
+    }
     if (cut) {
       this.send("conversation.item.truncate", { item_id: cut.id, content_index: 0, audio_end_ms: cut.ms });
       this.rows.get(cut.id)?.classList.add("cut");
