@@ -10,6 +10,7 @@ import contextlib
 import functools
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -26,6 +27,7 @@ import numpy as np
 import psutil
 import pytest
 
+from omni_core.engine.stage_host import TIDY_S
 from omni_core.testing.waiting import all_gone
 from omni_server.testing import RunningServer, serve
 
@@ -74,7 +76,7 @@ class Bench:
     traces: Any
     pool: ThreadPoolExecutor
     fault: Path = Path("/nonexistent")
-    """What goes wrong with shared memory (faulty/faulty_connector.py), while there is such a file."""
+    """What goes wrong with the connector (faulty/faulty_connector.py), while there is such a file."""
     expected: bytes = b""
     """The answer to SHORT."""
     at_start: list[str] = field(default_factory=list)
@@ -105,6 +107,15 @@ class Bench:
     def health(self) -> httpx.Response:
         """Ask for health."""
         return httpx.get(f"{self.server.url}/health", timeout=SOON_S)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Let no stage come back meanwhile, so that what is said while it is away can be looked at."""
+        self.fault.write_text("hold")
+        try:
+            yield
+        finally:
+            self.fault.unlink()
 
     def begin(self, delivery: str, timeout_s: float) -> Future[str]:
         """Begin a request that would take minutes, and return how it ends for the client, once its audio has begun."""
@@ -243,15 +254,16 @@ def test_a_killed_stage_costs_the_requests_it_knew_and_is_restarted(
     if stage == "stage 0":
         victims = [bench.process("stage 0"), bench.process("engine core")]
 
-    bench.process(role).kill()
-
     client, seconds = "–", None
-    if endings:
-        seconds = _check_endings(endings, stage, 503)
-        client = "stream cut off, events end with `error`, whole file 503"
-    _until(lambda: bench.health().status_code == 503, "health to tell")
-    assert f"{stage} " in bench.health().json()["reason"]
-    refused = bench.post(SHORT)
+    with bench.held():
+        bench.process(role).kill()
+
+        if endings:
+            seconds = _check_endings(endings, stage, 503)
+            client = "stream cut off, events end with `error`, whole file 503"
+        _until(lambda: bench.health().status_code == 503, "health to tell")
+        assert f"{stage} " in bench.health().json()["reason"]
+        refused = bench.post(SHORT)
     assert stage in _told(refused)
     assert "restarted" in _told(refused)
     assert int(refused.headers["retry-after"]) > 0
@@ -273,8 +285,9 @@ def test_a_killed_fork_server_costs_nothing_and_the_next_stage_gets_a_new_one(
         data += b"".join(pieces)
     bench.check_sound(data)
     assert bench.health().status_code == 200
-    bench.process("stage 1").kill()
-    _until(lambda: bench.health().status_code == 503, "health to tell")
+    with bench.held():
+        bench.process("stage 1").kill()
+        _until(lambda: bench.health().status_code == 503, "health to tell")
     afterwards = bench.check_whole()
     assert bench.process("fork server").pid != killed.pid
     report("SIGKILL fork server, mid-stream; then stage 1", "the whole stream", None, "200; 503, then 200", afterwards)
@@ -285,11 +298,12 @@ def test_a_stopped_stage_is_noticed_by_its_silence_and_restarted(bench: Bench, r
     endings = bench.begin_all(SILENCE_S)
     stopped = bench.process(role)
 
-    stopped.send_signal(signal.SIGSTOP)
+    with bench.held():
+        stopped.send_signal(signal.SIGSTOP)
 
-    seconds = _check_endings(endings, "stage 1 " if role == "stage 1" else "stage 0 ", 504)
-    _until(lambda: bench.health().status_code == 503, "health to tell", SILENCE_S)
-    assert "silent" in bench.health().json()["reason"]
+        seconds = _check_endings(endings, "stage 1 " if role == "stage 1" else "stage 0 ", 504)
+        _until(lambda: bench.health().status_code == 503, "health to tell", SILENCE_S)
+        assert "silent" in bench.health().json()["reason"]
     _until(lambda: all_gone([stopped]), "the stopped process to be killed")
     client = "stream cut off, events end with `error`, whole file 504"
     report(
@@ -389,13 +403,18 @@ def test_a_thousand_aborts_leave_every_table_and_the_memory_as_they_were(bench: 
     before, files = memory(), descriptors()
     asyncio.run(_abort_many(bench.server.url, 600))
     afterwards = bench.check_whole()
-    grown = {role: (rss - before[role]) / before[role] for role, rss in memory().items()}
 
+    def growth() -> dict[str, float]:
+        return {role: rss / before[role] - 1 for role, rss in memory().items()}
+
+    deadline = time.monotonic() + 2 * TIDY_S  # a stage gives back what it does not need from time to time
+    while max((grown := growth()).values()) > 0.05 and time.monotonic() < deadline:
+        time.sleep(1.0)
     assert {role: share for role, share in grown.items() if share > 0.05} == {}
     # Connections that the client has closed may take the server a moment.
     _until(lambda: all(count <= files[role] + 2 for role, count in descriptors().items()), f"descriptors {files}")
     aborted = bench.metric('omni_requests_total{reason="abort"}') - began
-    assert aborted > 250, "every fourth client leaves behind its first piece"
+    assert aborted >= 250, "every fourth client leaves behind its first piece"
     worst = max(grown, key=lambda role: grown[role])
     report(
         f"1,000 clients leave, {aborted:.0f} of them while stages worked",
@@ -528,6 +547,7 @@ def test_a_process_killed_while_it_loads_ends_the_start(
         assert server.returncode == 1
         said = errors[errors.index("error: ") :].splitlines()[0]
         assert f"{role} " in said
-        assert "SIGKILL while it started" in said
+        # The decoder may be ready before it is met here; the talker takes longer.
+        assert re.search("SIGKILL while it started|died before the others were ready: .* SIGKILL", said)
     traces.wait_until_gone()
     report(f"SIGKILL {role}, loading", f"exit {server.returncode}: {said}", seconds, "–", "no process, no shm, no file")

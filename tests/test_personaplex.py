@@ -171,8 +171,8 @@ async def test_a_session_more_than_the_slots_is_refused(talker: Callable[[], Tal
     assert closed.value.rcvd.code == 1013
 
 
-async def test_the_official_client_talks_to_it(server: RunningServer, talker: Callable[[], Talker]) -> None:
-    await (await opened(talker)).close()
+async def test_the_official_client_talks_to_it(server: RunningServer) -> None:
+    await asyncio.to_thread(server.wait_for_free_sessions)
     url = f"{server.url}/v1"
     client = AsyncOpenAI(api_key="none", base_url=url, websocket_base_url=url.replace("http", "ws"))
     async with asyncio.timeout(60), client, client.realtime.connect(model=MODEL) as session:
@@ -236,8 +236,8 @@ async def test_a_dead_replica_ends_its_session_and_no_other(server: RunningServe
     assert closed.value.rcvd.code == 1011
 
 
-async def test_the_example_of_the_page_runs(server: RunningServer, talker: Callable[[], Talker]) -> None:
-    await (await opened(talker)).close()
+async def test_the_example_of_the_page_runs(server: RunningServer) -> None:
+    await asyncio.to_thread(server.wait_for_free_sessions)
     page = (Path(__file__).resolve().parents[1] / "docs" / "duplex.md").read_text()
     code = next(code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "# talk.py" in code)
     module: dict[str, Any] = {"__name__": "talk"}

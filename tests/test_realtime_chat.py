@@ -62,6 +62,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         yield found
 
 
+@pytest.fixture(autouse=True)
+def _free_slots(server: RunningServer) -> None:
+    """Begin when the sessions of the test before are gone."""
+    server.wait_for_free_sessions()
+
+
 def sound(pitch: int) -> np.ndarray[Any, Any]:
     return (8000 * np.sin(np.arange(RATE) / pitch)).astype("<i2")
 
@@ -162,6 +168,7 @@ async def test_a_second_turn_knows_the_first_and_sessions_know_nothing_of_each_o
             return found
 
     alone = await two_turns(20)
+    await asyncio.to_thread(server.wait_for_free_sessions)
     both = await asyncio.gather(two_turns(20), two_turns(31))
 
     assert alone[1].usage.input_tokens > alone[0].usage.input_tokens

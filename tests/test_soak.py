@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,8 @@ import httpx
 import psutil
 import pytest
 
+from omni_core.engine.stage_host import TIDY_S
+from omni_core.testing.waiting import wait_until
 from omni_server.testing import RunningServer, serve
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -68,6 +71,11 @@ def _memory(processes: list[psutil.Process]) -> dict[int, int]:
     return {process.pid: process.memory_info().rss for process in processes}
 
 
+def _growth(before: dict[int, int], processes: list[psutil.Process]) -> dict[int, tuple[int, int]]:
+    """Return the processes that have grown by more than they may, with what they had and have."""
+    return {pid: (before[pid], rss) for pid, rss in _memory(processes).items() if rss > before[pid] * MOST_GROWTH}
+
+
 @contextmanager
 def _serving(model: Path, traces: Any, tmp_path: Path) -> Iterator[RunningServer]:
     with serve(model, log=tmp_path / "serve.log", env=traces.env) as server:
@@ -84,14 +92,17 @@ def test_three_hundred_requests_leave_memory_flat_and_nothing_behind(
         first = asyncio.run(_run(server.url, range(1, 201)))
         at_200 = _memory(traces.processes())
         last = asyncio.run(_run(server.url, range(201, 301)))
-        at_300 = _memory(traces.processes())
 
         assert len(first) + len(last) == 200
         assert min(first + last) > 0
-        assert set(at_300) == set(at_200) == at_start
-        assert {p: (at_200[p], rss) for p, rss in at_300.items() if rss > at_200[p] * MOST_GROWTH} == {}
-        assert traces.shared_memory() == shm_at_start
-        assert traces.files() == files_at_start
+        assert {process.pid for process in traces.processes()} == set(at_200) == at_start
+        # The last clients have left, and the stages hear of it in a moment; from time to time these give back free memory.
+        wait_until(lambda: traces.shared_memory() <= shm_at_start, "shared memory to be given back")
+        wait_until(lambda: traces.files() == files_at_start, f"the files {files_at_start}")
+        deadline = time.monotonic() + 2 * TIDY_S
+        while (grown := _growth(at_200, traces.processes())) and time.monotonic() < deadline:
+            time.sleep(1.0)
+        assert grown == {}
         assert httpx.get(f"{server.url}/health", timeout=10).status_code == 200
         again = httpx.post(f"{server.url}/v1/audio/speech", json={**SPEECH, "max_new_tokens": 8}, timeout=60)
         assert again.status_code == 200

@@ -18,7 +18,7 @@ import pytest
 
 from omni_connectors.testing import mooncake_master, why_no_mooncake
 from omni_core.engine.remote.messages import PROTOCOL
-from omni_core.testing.hosts import free_port
+from omni_core.testing.hosts import reserved_port
 from omni_core.testing.network import Host, network
 from omni_core.testing.waiting import wait_until
 from omni_server.testing import Command, assert_same_sound, command, serve
@@ -105,7 +105,7 @@ def starter(checkpoint: str, tmp_path: Path, traces: Any) -> Iterator[Starter]:
 
 def test_two_commands_on_one_machine_speak_and_survive_each_others_end(starter: Starter, golden: bytes) -> None:
     """SB-01, SB-08, SB-09, SB-11, B11: as in the seed, with CUDA_VISIBLE_DEVICES, on a machine without GPUs."""
-    port, master = free_port(), free_port()
+    port, master = (starter.stack.enter_context(reserved_port()) for _ in range(2))
     url = f"http://127.0.0.1:{port}"
     at = f"--omni-master-address 127.0.0.1 --omni-master-port {master}"
     head_line = f"--port {port} --stage-id 0 {at}"
@@ -127,36 +127,48 @@ def test_two_commands_on_one_machine_speak_and_survive_each_others_end(starter: 
     assert_same_sound(ask(url).content, golden)
 
     # The head is killed, and another one finds the worker, whose stage is not loaded again.
-    loaded = _stage_processes(worker)
+    loaded = _stage_process(worker, 1)
     head.stop(signal.SIGKILL)
     worker.wait_for("is gone; waiting 60 s for it")
     head = starter.start(head_line)
     head.wait_for(READY)
     assert_same_sound(ask(url).content, golden)
-    assert _stage_processes(worker) == loaded
+    assert _stage_process(worker, 1) == loaded
 
     # The worker is told to stop in the middle of a request, which ends as ever.
     long = ask(url, LONG).content
     with streaming(url) as pieces:
         heard = next(pieces)
-        worker.process.send_signal(signal.SIGTERM)
-        head.wait_for("stage 1 (code2wav) leaves")
-        assert "stage 1 (code2wav) takes no new requests" in ask(url).text
-        assert "stage 1 (code2wav) is leaving" in httpx.get(f"{url}/health", timeout=SOON_S).text
+        with suspended(_stage_process(head, 0)):
+            worker.process.send_signal(signal.SIGTERM)
+            head.wait_for("stage 1 (code2wav) leaves")
+            assert "stage 1 (code2wav) takes no new requests" in ask(url).text
+            assert "stage 1 (code2wav) is leaving" in httpx.get(f"{url}/health", timeout=SOON_S).text
         assert_same_sound(heard + b"".join(pieces), long)
     assert worker.exit_code() == 0
     head.wait_for("stage 1 (code2wav) has left")
     assert head.stop() == 0
 
 
-def _stage_processes(worker: Command) -> set[int]:
-    children = psutil.Process(worker.process.pid).children(recursive=True)
-    return {child.pid for child in children if child.name().startswith("omni:1")}
+def _stage_process(started: Command, stage: int) -> psutil.Process:
+    children = psutil.Process(started.process.pid).children(recursive=True)
+    (found,) = [child for child in children if child.name().startswith(f"omni:{stage}")]
+    return found
+
+
+@contextlib.contextmanager
+def suspended(stage: psutil.Process) -> Iterator[None]:
+    """Let a stage make nothing meanwhile, so that a request does not end before what is looked at during it."""
+    stage.suspend()
+    try:
+        yield
+    finally:
+        stage.resume()
 
 
 def test_worker_ends_when_its_head_does_not_come_back(starter: Starter) -> None:
     """SB-09, and B11: a wrong port ends with a message that names it."""
-    port = free_port()
+    port = starter.stack.enter_context(reserved_port())
     worker = starter.start(
         f"--stage-id 1 --headless --omni-master-address 127.0.0.1 --omni-master-port {port} --omni-head-timeout 2"
     )
@@ -202,7 +214,8 @@ def test_two_hosts_speak_and_a_pulled_cable_costs_what_it_must(starter: Starter,
     # Longer: the stream ends with the stage, and the stage comes back with the cable.
     with streaming(url) as pieces:
         next(pieces)
-        two.pull_cable()
+        with suspended(_stage_process(head, 0)):
+            two.pull_cable()
         wait_until(lambda: health(url) == 503, "the head to notice", SOON_S + 10)
         with pytest.raises(httpx.RemoteProtocolError):
             list(pieces)

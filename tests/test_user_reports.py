@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import io
 import json
 import os
@@ -29,6 +30,7 @@ from omni_core.errors import ConfigError, RequestError, StageDeadError
 from omni_core.request import OmniRequest
 from omni_core.speech import SpeechPrompt
 from omni_core.testing.fakes import make_audio
+from omni_core.testing.hosts import reserved_port
 from omni_core.testing.running import audio, collect, loads, pids, request, running, until_empty
 from omni_core.testing.waiting import async_wait_until, wait_until
 from omni_server.testing import RunningServer, serve
@@ -143,20 +145,21 @@ def test_b08_a_stage_that_does_not_start_ends_the_server_and_frees_its_port(mode
         (broken / "speech_tokenizer" / path.name).write_bytes(
             path.read_bytes()[:100] if path.suffix == ".safetensors" else path.read_bytes()
         )
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
-    command = [sys.executable, "-m", "omni_core", "serve", str(broken), "--host", "127.0.0.1", "--port", str(port)]
+    with reserved_port() as port:
+        command = [sys.executable, "-m", "omni_core", "serve", str(broken), "--host", "127.0.0.1", "--port", str(port)]
+        environment = {**os.environ, **traces.env}
 
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, **traces.env}, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
 
-    assert done.returncode == 1
-    error = done.stderr[done.stderr.rindex("\nerror: ") :]
-    assert "stage 1 (code2wav)" in error
-    assert "model.safetensors" in error
-    traces.wait_until_gone()
-    with socket.socket() as again:
-        again.bind(("127.0.0.1", port))
+        assert done.returncode == 1
+        error = done.stderr[done.stderr.rindex("\nerror: ") :]
+        assert "stage 1 (code2wav)" in error
+        assert "model.safetensors" in error
+        traces.wait_until_gone()
+        with socket.socket() as again:
+            again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            again.bind(("127.0.0.1", port))
+            again.listen()
 
 
 # B09
@@ -199,8 +202,13 @@ def test_b10_ctrl_c_while_the_stages_load_leaves_nothing(model: Path, traces: An
     environment = {**os.environ, **traces.env}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as started:
 
-        def stages() -> list[psutil.Process]:
-            return [process for process in traces.processes() if process.name().startswith("omni:")]
+        def stages() -> list[str]:
+            """Return the names of the stages' processes; others come and go while these load."""
+            names = []
+            for process in traces.processes():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    names.append(process.name())
+            return [name for name in names if name.startswith("omni:")]
 
         wait_until(lambda: len(stages()) == 2, "both stages to load", 120)
 

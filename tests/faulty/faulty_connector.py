@@ -1,7 +1,8 @@
 """A plugin for the fault tests: the shared-memory connector with the faults that a test asks for while the server runs.
 
 `WORKSPACE_FAULT` names a file. While it says `full`, no payload finds room in memory that is there already, and the kernel
-gives none; while it says `drop`, the second chunk of each request is lost on its way.
+gives none; while it says `drop`, the second chunk of each request is lost on its way; while it says `hold`, no stage that
+starts gets ready.
 """
 
 from __future__ import annotations
@@ -9,15 +10,17 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from omni_connectors.shm import SharedMemoryConnector, sender
-from omni_core.connector import ConnectorEntry
+from omni_core.connector import ConnectorEdge, ConnectorEntry
 from omni_core.hookspecs import hookimpl
 
 LOST = 1
+PAUSE_S = 0.05
 
 
 @hookimpl
@@ -29,10 +32,14 @@ def omni_connectors() -> list[ConnectorEntry]:
 class FaultyConnector(SharedMemoryConnector):
     """Shared memory with faults."""
 
+    def __init__(self, edge: ConnectorEdge, options: Mapping[str, Any]) -> None:
+        while _fault() == "hold":
+            time.sleep(PAUSE_S)
+        super().__init__(edge, options)
+
     def put(self, request_id: str, sequence: int, payload: Any, timeout_s: float) -> bytes:
         """Write a payload, unless it is to go wrong."""
-        path = Path(os.environ["WORKSPACE_FAULT"])
-        fault = path.read_text() if path.exists() else ""
+        fault = _fault()
         with self._full() if fault == "full" else contextlib.nullcontext():
             handle = super().put(request_id, sequence, payload, timeout_s)
         if fault == "drop" and sequence == LOST:
@@ -57,3 +64,10 @@ class FaultyConnector(SharedMemoryConnector):
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
             sender.SLOT_LIMIT_BYTES = limit
+
+
+def _fault() -> str:
+    try:
+        return Path(os.environ["WORKSPACE_FAULT"]).read_text()
+    except FileNotFoundError:
+        return ""

@@ -52,7 +52,8 @@ async def test_requests_beyond_the_capacity_wait_and_begin_in_order() -> None:
             return audio(outputs)
 
         tasks = [asyncio.create_task(note(seed)) for seed in range(8)]
-        await until_queued(orchestrator, 6)
+        await asyncio.sleep(0)  # in which each of them is taken in
+        assert orchestrator.health()["queued"] == 6
         most = 0
         while not all(task.done() for task in tasks):
             most = max(most, loads(orchestrator, "in_flight")[0])

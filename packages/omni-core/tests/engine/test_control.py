@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from omni_core.engine.control import Control
+from omni_core.engine.messages import Call, Reply
 from omni_core.engine.options import EngineOptions
 from omni_core.engine.orchestrator import Orchestrator
+from omni_core.engine.stage_process import StageState
 from omni_core.errors import DeadlineError, NotFoundError, RequestError, ServiceError, StageDeadError, UnsupportedError
 from omni_core.stage import RestartPolicy
 from omni_core.testing.fakes import make_audio
-from omni_core.testing.running import audio, collect, pids, request, running, until_empty
+from omni_core.testing.running import audio, collect, loads, pids, request, running, until_empty
 from omni_core.testing.waiting import async_wait_until
 
 pytestmark = pytest.mark.anyio
@@ -103,6 +108,63 @@ async def test_a_paused_stage_loses_nothing_and_is_not_taken_for_a_stalled_one()
         for seed, outputs in enumerate(await asyncio.gather(*requests)):
             assert audio(outputs).tolist() == make_audio(seed, 10).tolist()
         await until_empty(orchestrator)
+
+
+async def test_a_stage_that_goes_on_has_all_its_time_before_it_counts_as_stalled() -> None:
+    async with running(EngineOptions(stall_timeout_s=10.0)) as orchestrator:
+        stuck = asyncio.create_task(collect(orchestrator, request(1, 10, hang_at=0)))
+        await async_wait_until(lambda: loads(orchestrator, "in_flight")[0] == 1, "the request")
+        (flight,) = orchestrator._flights.values()
+        await orchestrator.control.call(1, "pause", {"mode": "keep"}, 20)
+        flight.moved -= 100.0  # so long it was paused
+
+        await orchestrator.control.call(1, "resume", {}, 20)
+        orchestrator._watch(flight)  # and the timer runs out before the stage has done anything
+
+        assert not flight.ended
+        stuck.cancel()
+        await asyncio.wait({stuck})
+
+
+class Answering:
+    """A stage's process that answers every call at once, and dies of the one named `dies_of`."""
+
+    def __init__(self, dies_of: str = "") -> None:
+        self.stage = SimpleNamespace(stage_id=1)
+        self.state = StageState.READY
+        self.name = "1 (vocoder)"
+        self.control = Control({1: cast("Any", SimpleNamespace(members=[SimpleNamespace(state=self.state, process=self)]))})
+        self.heard: list[tuple[str, bool]] = []
+        """The calls, and whether the stage counted as paused as each came."""
+        self._dies_of = dies_of
+
+    def post(self, call: Call) -> None:
+        self.heard.append((call.method, 1 in self.control.paused))
+        self.control.take(cast("Any", self), Reply(call.call_id, True))
+        if call.method == self._dies_of:
+            self.state = StageState.DEAD
+
+    def dead_error(self) -> StageDeadError:
+        return StageDeadError("stage 1 (vocoder) is dead")
+
+
+async def test_a_stage_counts_as_paused_until_it_has_said_that_it_goes_on() -> None:
+    """To wake up may take longer than a stage may be silent."""
+    process = Answering()
+
+    for method in ("sleep", "is_paused", "wake_up"):
+        await process.control.call(1, method, {}, 20)
+
+    assert process.heard == [("sleep", True), ("is_paused", True), ("wake_up", True)]
+    assert process.control.paused == set()
+
+
+async def test_a_replica_that_goes_with_its_last_answer_is_not_back() -> None:
+    process = Answering(dies_of="pause")
+    process.control._remember(1, "pause", {"mode": "keep"}, None)
+
+    with pytest.raises(StageDeadError):
+        await process.control.bring_back(cast("Any", process))
 
 
 AGAIN = RestartPolicy("on-failure", backoff_s=0.05)

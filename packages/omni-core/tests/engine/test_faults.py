@@ -58,6 +58,15 @@ async def works(orchestrator: Orchestrator) -> None:
     await until_empty(orchestrator)
 
 
+async def descriptors(processes: list[psutil.Process]) -> list[int]:
+    """Return how many descriptors processes keep open: the fewest of some looks, as a heartbeat opens more for a moment."""
+    looks = []
+    for _ in range(20):
+        looks.append([process.num_fds() for process in processes])
+        await asyncio.sleep(0.01)
+    return [min(counts) for counts in zip(*looks, strict=True)]
+
+
 # SIGKILL
 
 
@@ -143,14 +152,14 @@ def _is_zombie(pid: int) -> bool:
 
 async def test_stage_stopped_while_it_loads_hits_its_start_timeout() -> None:
     """B07."""
-    orchestrator = Orchestrator(fake_pipeline(engine_args={1: {"sleep_s": 600}}), EngineOptions(stage_init_timeout_s=3.0))
+    orchestrator = Orchestrator(fake_pipeline(engine_args={1: {"sleep_s": 600}}), EngineOptions(stage_init_timeout_s=5.0))
     starting = asyncio.create_task(orchestrator.start())
     hosts = await hosts_of(orchestrator)
 
     hosts[1].send_signal(signal.SIGSTOP)
 
-    with pytest.raises(StageStartError, match=r"stage 1 \(vocoder\) was not ready within 3 s"):
-        await asyncio.wait_for(starting, SOON_S)
+    with pytest.raises(StageStartError, match=r"stage 1 \(vocoder\) was not ready within 5 s"):
+        await asyncio.wait_for(starting, 20)
     assert all_gone(hosts)
 
 
@@ -233,7 +242,7 @@ async def test_a_thousand_aborts_leave_every_table_as_it_was() -> None:
     async with running(limits, stream={"chunk_frames": 1}, engine_args={0: {"max_num_seqs": 32}}) as orchestrator:
         await works(orchestrator)
         stages = [psutil.Process(pid) for pid in pids(orchestrator)]
-        before = [process.num_fds() for process in stages]
+        before = await descriptors(stages)
         gc.collect()
         own = psutil.Process().num_fds()
         rng = np.random.default_rng(0)
@@ -261,7 +270,7 @@ async def test_a_thousand_aborts_leave_every_table_as_it_was() -> None:
 
         await works(orchestrator)
         assert pids(orchestrator) == [process.pid for process in stages]
-        assert [process.num_fds() for process in stages] == before
+        assert await descriptors(stages) == before
         gc.collect()
         assert psutil.Process().num_fds() == own
         assert not orchestrator._flights

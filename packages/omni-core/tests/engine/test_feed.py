@@ -129,6 +129,21 @@ async def test_a_request_that_only_its_caller_keeps_waiting_does_not_stall() -> 
         assert await answer == [1, 3]
 
 
+async def test_a_stage_is_not_blamed_for_the_silence_of_a_caller_that_has_just_ended_it() -> None:
+    async with running(one_stage(), EngineOptions(stall_timeout_s=10.0)) as orchestrator:
+        request = opened(orchestrator)
+        answer = asyncio.ensure_future(totals(request))
+        await request.push(codes(1))
+        (flight,) = orchestrator._flights.values()
+        await async_wait_until(lambda: flight.feed and flight.feed.is_waiting, "the stage to take it")
+        flight.moved -= 100.0  # so long the caller was silent
+
+        await request.push(codes(2), final=True)
+        orchestrator._watch(flight)  # and the timer runs out before the stage can answer
+
+        assert await answer == [1, 3]
+
+
 async def test_pushing_after_the_end_is_an_error_and_closing_twice_is_none() -> None:
     async with running(one_stage()) as orchestrator:
         request = opened(orchestrator)

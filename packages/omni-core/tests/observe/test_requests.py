@@ -61,10 +61,16 @@ def ends(registry: Registry) -> dict[str, float]:
     return {reason: count for reason in REASONS if (count := registry.get(series.REQUESTS, reason=reason))}
 
 
-def _told(registry: Any, codes: int) -> bool:
-    """Whether both stages have told of so many codes; each does so with its own heartbeat."""
-    made = registry.get(series.TOKENS, stage="0", replica="0")
-    return bool(min(made, registry.get(series.FRAMES, stage="1", replica="0")) >= codes)
+def _told(registry: Registry, codes: int) -> bool:
+    """Whether both stages have told what they count last of so many codes; each does so with its own heartbeat."""
+    put = registry.get(series.TRANSFER_BYTES, stage="0", replica="0", peer="1", operation="put")
+    seconds = registry.get(series.AUDIO_SECONDS, stage="1", replica="0")
+    return min(round(put / 8), round(seconds * SAMPLE_RATE / SAMPLES_PER_CODE)) >= codes
+
+
+def _held(registry: Registry) -> float:
+    """Return how many payloads the ends of the edge held at their last heartbeat."""
+    return registry.total(series.IN_FLIGHT)
 
 
 async def test_every_end_is_counted_once_with_its_reason() -> None:
@@ -96,7 +102,7 @@ async def test_stages_send_what_they_measure() -> None:
         codes = 10 * CODES
         first, second = {"stage": "0", "replica": "0"}, {"stage": "1", "replica": "0"}
 
-        await async_wait_until(lambda: _told(registry, codes), "both stages to tell their numbers")
+        await async_wait_until(lambda: _told(registry, codes) and not _held(registry), "both stages to tell their numbers")
 
         assert registry.get(series.TOKENS, **first) == codes
         assert registry.get(series.AUDIO_SECONDS, **second) == pytest.approx(codes * SAMPLES_PER_CODE / SAMPLE_RATE)

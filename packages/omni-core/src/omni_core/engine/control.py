@@ -41,6 +41,8 @@ class Control:
     def __init__(self, pools: Mapping[int, ReplicaPool]) -> None:
         self.paused: set[int] = set()
         """Stages that were told to hold their requests back, for which nobody is to blame."""
+        self.resumed_at = 0.0
+        """Loop time at which a stage was last told to go on: what it is to be blamed for begins then."""
         self._pools = pools
         self._orders: defaultdict[int, Orders] = defaultdict(Orders)
         self._decided: set[int] = set()
@@ -67,15 +69,21 @@ class Control:
                 raise replica.dead_error()
         _check_arguments(method, arguments)
         processes = [replica.process for replica in members]
-        was_paused = stage_id in self.paused
-        self._note_pause(stage_id, HOLDS.get(method, was_paused))
-        answers = await asyncio.gather(
-            *(self._call(process, method, arguments, timeout_s) for process in processes), return_exceptions=True
-        )
+        holds, was_paused = HOLDS.get(method), stage_id in self.paused
+        if holds:
+            self._note_pause(stage_id, is_paused=True)
+        try:
+            answers = await asyncio.gather(
+                *(self._call(process, method, arguments, timeout_s) for process in processes), return_exceptions=True
+            )
+        finally:
+            if holds is not None:  # one that is told to go on holds its requests back until it has answered
+                self._note_pause(stage_id, holds)
         error = next((answer for answer in answers if isinstance(answer, BaseException)), None)
         self._remember(stage_id, method, arguments, error)
         if error is not None:
-            self._note_pause(stage_id, was_paused)
+            if holds is not None:
+                self._note_pause(stage_id, was_paused)
             raise error
         return list(answers)
 
@@ -115,6 +123,8 @@ class Control:
             await self._call(process, method, {}, WAKE_TIMEOUT_S)
         for method, arguments in told.items():
             await self._call(process, method, arguments, BRING_BACK_TIMEOUT_S)
+        if process.state is not StageState.READY:
+            raise process.dead_error()  # it went with its last answer
 
     async def _take_over(self, process: StageProcess, before: Mapping[str, Mapping[str, Any]]) -> None:
         """Have a stage be as a replica is that obeys an earlier head."""
@@ -136,6 +146,8 @@ class Control:
             logger.warning("stage %s is %s since the time of an earlier head; resume or wake it up", process.name, what)
 
     def _note_pause(self, stage_id: int, is_paused: bool) -> None:
+        if stage_id in self.paused and not is_paused:
+            self.resumed_at = asyncio.get_running_loop().time()
         (self.paused.add if is_paused else self.paused.discard)(stage_id)
 
     async def _call(self, process: StageProcess, method: str, arguments: Mapping[str, Any], timeout_s: float) -> Any:

@@ -80,6 +80,8 @@ class Feed:
         except (NotFoundError, RequestError):
             self._window.give_back()  # which wakes the next one that waits in vain
             raise
+        if self._window.acknowledged == sequence:
+            flight.moved = asyncio.get_running_loop().time()  # until now the stages waited for the caller
         self._is_whole = final
         for stage_id in flight.entries:
             flight.opened[stage_id].post(Push(flight.id, READER, sequence, data, final))

@@ -90,9 +90,9 @@ class Flight:
             case Output(finished=True):
                 self.done_stages.add(stage_id)
 
-    def idle_s(self, now: float) -> float:
-        """Return for how long no stage has done anything though it could: not while the caller has outputs to take."""
-        return 0.0 if not self.events.empty() else now - self.moved
+    def idle_s(self, now: float, since: float = 0.0) -> float:
+        """Return for how long, from `since` on, no stage did anything though it could: not while there are outputs to take."""
+        return 0.0 if not self.events.empty() else now - max(self.moved, since)
 
     def silent_stage(self) -> StageProcess:
         """Return the stage that everything waits for: the last one with chunks to take, else the first that is not done."""

@@ -38,18 +38,12 @@ from omni_core.engine.messages import (
 )
 from omni_core.engine.options import EngineOptions
 from omni_core.engine.outputs import output_of
-from omni_core.engine.replicas import Launcher, Replica, ReplicaPool, make_pool, start_all
+from omni_core.engine.replicas import Launcher, Replica, ReplicaPool, make_pool
 from omni_core.engine.run_dir import RunDir
 from omni_core.engine.stage_process import StageProcess
+from omni_core.engine.starting import start_all
 from omni_core.engine.witnesses import Witnesses
-from omni_core.errors import (
-    DeadlineError,
-    NotFoundError,
-    OmniError,
-    OverloadedError,
-    RequestError,
-    ServiceError,
-)
+from omni_core.errors import DeadlineError, NotFoundError, OmniError, OverloadedError, RequestError, ServiceError
 from omni_core.observe.observer import Observer
 from omni_core.platforms import CPU, Platform
 from omni_core.request import OmniOutput, OmniRequest
@@ -127,7 +121,7 @@ class Orchestrator:
             told = (self._take, self._note_death, self.witnesses.returned)
             for stage in self.pipeline.stages:
                 self._pools[stage.stage_id] = make_pool(stage, launcher, self._head, *told)
-            await start_all(self._replicas(), self.options.init_timeout_s)
+            await start_all(self._replicas(), self.options.init_timeout_s, self.witnesses)
         except BaseException:  # cancelled or failed, a start leaves nothing; raised again
             await self.stop(0)
             raise
@@ -287,7 +281,7 @@ class Orchestrator:
         loop = asyncio.get_running_loop()
         if self.control.paused or (flight.feed is not None and flight.feed.is_waiting):
             flight.moved = loop.time()
-        idle_s = flight.idle_s(loop.time())
+        idle_s = flight.idle_s(loop.time(), self.control.resumed_at)
         if idle_s < limit:
             flight.set_timer("stall", loop.call_later(limit - idle_s, self._watch, flight))
             return

@@ -20,7 +20,7 @@ from omni_core.engine.messages import FromHost
 from omni_core.engine.options import EngineOptions, LbPolicy
 from omni_core.engine.run_dir import RunDir
 from omni_core.engine.stage_process import StageProcess, StageState
-from omni_core.errors import OmniError, RequestError, StageDeadError, StageStartError
+from omni_core.errors import OmniError, RequestError, StageDeadError
 from omni_core.platforms import Platform
 from omni_core.stage import ResolvedStage
 
@@ -378,23 +378,3 @@ def local_replicas(
     return [
         LocalReplica(stage, number, devices, launcher, on_message, on_death, on_ready) for number, devices in enumerate(sets)
     ]
-
-
-async def start_all(replicas: Sequence[Replica], timeout_s: float) -> None:
-    """Start replicas at once, and return when all are ready; the first failure ends the others' start.
-
-    Raises:
-        StageStartError: One did not become ready, or not all were within `timeout_s`.
-    """
-    tasks = [asyncio.ensure_future(replica.start()) for replica in replicas]
-    try:
-        async with asyncio.timeout(timeout_s):
-            for task in asyncio.as_completed(tasks):
-                await task
-    except TimeoutError:
-        late = ", ".join(replica.process.name for replica in replicas if replica.state is StageState.STARTING)
-        raise StageStartError(f"stages {late} were not ready within {timeout_s:g} s", hint="raise --init-timeout") from None
-    finally:
-        for pending in tasks:
-            pending.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

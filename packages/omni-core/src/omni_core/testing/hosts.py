@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -65,13 +65,14 @@ class Hosts:
 @contextlib.asynccontextmanager
 async def hosts(pipeline: ResolvedPipeline | None = None, token: str = TOKEN) -> AsyncIterator[Hosts]:
     """Yield a place on loopback for a head and workers; workers that still run are ended."""
-    found = Hosts(HeadAddress("127.0.0.1", free_port(), token), pipeline or fake_pipeline())
-    try:
-        yield found
-    finally:
-        for task in found.tasks:
-            task.cancel()
-        await asyncio.gather(*found.tasks, return_exceptions=True)
+    with reserved_port() as port:
+        found = Hosts(HeadAddress("127.0.0.1", port, token), pipeline or fake_pipeline())
+        try:
+            yield found
+        finally:
+            for task in found.tasks:
+                task.cancel()
+            await asyncio.gather(*found.tasks, return_exceptions=True)
 
 
 def with_token(address: HeadAddress, token: str) -> HeadAddress:
@@ -79,8 +80,11 @@ def with_token(address: HeadAddress, token: str) -> HeadAddress:
     return replace(address, token=token)
 
 
-def free_port(address: str = "127.0.0.1") -> int:
-    """Return a port that nobody listens at now."""
+@contextlib.contextmanager
+def reserved_port(address: str = "127.0.0.1") -> Iterator[int]:
+    """Yield a port that no other process is given meanwhile, and where only a head, which asks for it by number, can listen."""
     with socket.socket() as sock:
+        # The kernel lets both bind, since ZeroMQ's socket has the option, too, and this one does not listen.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((address, 0))
-        return int(sock.getsockname()[1])
+        yield int(sock.getsockname()[1])

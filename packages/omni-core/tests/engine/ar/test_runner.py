@@ -92,7 +92,8 @@ async def test_outputs_say_how_full_the_stage_was(make_runner: Any, rows_of: Row
     """TT-15: active / max_num_seqs decides how large a first payload is."""
     runner = await make_runner()
     most = runner._launched.llm.vllm_config.scheduler_config.max_num_seqs
-    what = request(runner, "a", {"rows": rows_of(1)}, max_tokens=10)
+    # More than the engine makes ahead of its reader, so that none of them ends before the last has begun.
+    what = request(runner, "a", {"rows": rows_of(1)}, max_tokens=100)
 
     alone = await collect(runner, what)
     many = await asyncio.gather(*(collect(runner, replace(what, request_id=f"a{i}")) for i in range(3)))

@@ -27,7 +27,7 @@ from omni_core.engine.remote.messages import Challenge, Hello, Refused, Register
 from omni_core.engine.remote.settings import HeadAddress, HeadOptions, WorkerOptions
 from omni_core.errors import ConfigError, DeadlineError
 from omni_core.stage import ResolvedPipeline
-from omni_core.testing.hosts import FACTS, TOKEN, free_port
+from omni_core.testing.hosts import FACTS, TOKEN, reserved_port
 from omni_core.testing.pipelines import fake_pipeline
 from omni_core.testing.waiting import async_wait_until
 
@@ -79,8 +79,13 @@ class Desk:
 async def desk(
     pipeline: ResolvedPipeline | None = None, own: frozenset[int] = frozenset({0}), token: str = TOKEN
 ) -> AsyncIterator[Desk]:
-    pipeline = pipeline or fake_pipeline()
-    address = HeadAddress("127.0.0.1", free_port(), token)
+    with reserved_port() as port:
+        async with desk_at(HeadAddress("127.0.0.1", port, token), pipeline or fake_pipeline(), own) as found:
+            yield found
+
+
+@contextlib.asynccontextmanager
+async def desk_at(address: HeadAddress, pipeline: ResolvedPipeline, own: frozenset[int]) -> AsyncIterator[Desk]:
     head = Head(pipeline, HeadOptions(own, address), FACTS, lambda stage_id: f"start-stage {stage_id}")
     await head.open()
     pools = {
@@ -423,9 +428,8 @@ async def test_worker_gives_up_where_nobody_is(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(join_module, "ANSWER_S", 0.05)
     monkeypatch.setattr(join_module, "PAUSE_S", 0.01)
     async with desk() as found:
-        nowhere = HeadAddress("127.0.0.1", free_port(), TOKEN)
-        with pytest.raises(DeadlineError, match="found no head at") as late:
-            await join_at(found, nowhere, head_timeout_s=0.3)
+        with reserved_port() as port, pytest.raises(DeadlineError, match="found no head at") as late:
+            await join_at(found, HeadAddress("127.0.0.1", port, TOKEN), head_timeout_s=0.3)
 
     assert "--omni-master-port" in late.value.hint
 
@@ -435,12 +439,12 @@ async def test_worker_that_reaches_one_of_the_heads_ports_only_says_which_one_it
 ) -> None:
     """Firewalls let one port through and not the other, which the head takes anew at each start."""
     monkeypatch.setattr(join_module, "PAUSE_S", 0.01)
-    async with desk() as found:
-        port = free_port()
-        monkeypatch.setattr(Head, "_port", property(lambda _: port))
+    with reserved_port() as port:
+        async with desk() as found:
+            monkeypatch.setattr(Head, "_port", property(lambda _: port))
 
-        with pytest.raises(DeadlineError, match=f"port {port} for stage messages at 127.0.0.1: the head answers, but"):
-            await join_at(found, head_timeout_s=0.5)
+            with pytest.raises(DeadlineError, match=f"port {port} for stage messages at 127.0.0.1: the head answers, but"):
+                await join_at(found, head_timeout_s=2.0)
 
 
 async def test_slow_name_server_keeps_nobody_else_in_the_worker_waiting(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,6 +102,41 @@ def test_weights_of_a_worker_that_is_taken_are_the_stages() -> None:
     assert pool.control.weights(1) == "step-7"
 
 
+# A process that comes back
+
+
+async def test_seat_is_not_ready_before_its_present_process_is_back_whatever_became_of_the_one_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The one before may still wait for the other replicas of its stage."""
+    pool = pool_with("")
+    seat = pool.seats[0]
+    may_end: dict[StageProcess, asyncio.Event] = {}
+
+    async def bring_back(process: StageProcess, before: object) -> None:
+        may_end[process] = asyncio.Event()
+        await may_end[process].wait()
+
+    monkeypatch.setattr(pool.control, "bring_back", bring_back)
+    processes = []
+    for _ in range(2):
+        process = pool.take_seat(replace(WORKER, life="a")).process
+        process.state = StageState.READY
+        seat._note_ready()
+        await asyncio.sleep(0)
+        processes.append(process)
+    first, second = processes
+
+    may_end[first].set()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert seat.state is StageState.STARTING
+
+    may_end[second].set()
+    await async_wait_until(lambda: seat.state is StageState.READY, "the seat to be ready")
+    await pool.stop()
+
+
 # A process that leaves
 
 

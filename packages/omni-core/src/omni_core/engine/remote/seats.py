@@ -239,7 +239,8 @@ class RemoteReplica(Replica):
             logger.error("stage %s cannot be as it was before: %s", process.name, error)
             process.kill(error.message)
         finally:
-            self._returning = None
+            if process is self._process:  # else a later one has the seat, and is on its own way back
+                self._returning = None
         if process.state is StageState.READY and not process.reason:
             self._pool.note_ready()
 
