@@ -30,6 +30,7 @@ from omni_core.errors import (
 )
 from omni_core.platforms import Platform
 from omni_core.request import OmniOutput, OmniRequest
+from omni_core.stage import RestartPolicy
 from omni_core.testing.fakes import SAMPLE_RATE, make_audio
 from omni_core.testing.pipelines import fake_pipeline
 from omni_core.testing.running import audio, collect, loads, pids, request, running, states, until_empty
@@ -412,6 +413,22 @@ async def test_a_stage_killed_while_another_one_still_loads_fails_the_start_at_o
 
     with pytest.raises(StageStartError, match=r"stage 0 \(talker\) died before the others were ready: .* by SIGKILL"):
         await asyncio.wait_for(starting, 20)
+
+
+async def test_a_stage_that_is_restarted_while_another_one_still_loads_does_not_fail_the_start() -> None:
+    again = RestartPolicy("on-failure", backoff_s=0.05)
+    orchestrator = Orchestrator(fake_pipeline(engine_args={1: {"sleep_s": 3}}, restart=again))
+    starting = asyncio.create_task(orchestrator.start())
+    await async_wait_until(lambda: states(orchestrator)[:1] == ["ready"], "stage 0 to be ready")
+
+    os.kill(pids(orchestrator)[0], signal.SIGKILL)
+
+    await asyncio.wait_for(starting, 30)
+    try:
+        await async_wait_until(lambda: states(orchestrator) == ["ready", "ready"], "stage 0 to be back")
+        assert orchestrator.health()["stages"][0]["restarts"] == 1
+    finally:
+        await orchestrator.stop(0)
 
 
 async def test_slow_stage_hits_its_own_timeout_and_is_named() -> None:
