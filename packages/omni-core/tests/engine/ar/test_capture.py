@@ -135,6 +135,24 @@ def test_an_aborted_request_leaves_nothing_behind(engine: InProcessEngine) -> No
     assert engine.ids["gone"] not in engine.scheduler._ledgers
 
 
+def test_a_step_behind_the_end_gives_no_states(engine: InProcessEngine) -> None:
+    """A stop string is found on the host's side, and the core goes on until it hears of it."""
+    engine.capture("ended", prompt(6, 5), max_tokens=9, ignore_eos=True)
+    engine.step()
+    before = list(engine.rows[engine.ids["ended"]])
+    late = engine.engine.engine_core.get_output().outputs
+    assert [output.request_id for output in late] == [engine.ids["ended"]]
+
+    processor = engine.engine.output_processor
+    processor.abort_requests([engine.ids["ended"]], internal=True)
+    processor.process_outputs(late)
+
+    assert engine.rows[engine.ids["ended"]] == before
+    engine.engine.engine_core.abort_requests([engine.ids["ended"]])
+    engine.step()
+    assert engine.worker.omni_live_slots() == 0
+
+
 def test_the_second_model_runner_gives_the_same_states_under_preemption(
     checkpoints: Callable[[str], Path], reference: Any
 ) -> None:

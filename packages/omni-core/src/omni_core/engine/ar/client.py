@@ -33,9 +33,9 @@ class ArOutputProcessor(OutputProcessor):
         captured = False
         for request_id, found in unpack(engine_core_outputs):
             captured |= isinstance(found, torch.Tensor)
-            rows = self.omni_rows.get(request_id)
-            if rows is not None:
-                rows.append(found)
+            # A text that ends a request is found here, and the core may have made a step more by the time it hears of it.
+            if request_id in self.request_states and request_id in self.omni_rows:
+                self.omni_rows[request_id].append(found)
         if captured:
             engine_core_outputs = [output for output in engine_core_outputs if not self._is_part_of_prompt(output)]
         return super().process_outputs(engine_core_outputs, *args, **kwargs)
