@@ -313,3 +313,20 @@ async def test_what_is_still_being_written_down_ends_with_the_session(manage: An
     await asyncio.wait_for(actor.freed.wait(), 10)
 
     await asyncio.wait_for(ended.wait(), 10)
+
+
+async def test_session_whose_replica_dies_while_it_is_opened_is_refused(manage: Any) -> None:
+    class SlowModel(ScriptedModel):
+        async def open(self, config: Any, port: Any, fence: Any) -> DuplexStream:
+            stream = await super().open(config, port, fence)
+            manager.replica_lost(1, 0, "stage 1 replica 0 died")
+            return stream
+
+    manager = manage(SlowModel(), TWO)
+
+    with pytest.raises(DuplexError, match="stage 1 replica 0 died") as caught:
+        await opened(manager)
+    await manager.close()
+
+    assert caught.value.retryable
+    assert manager.placement.held == 0

@@ -99,6 +99,8 @@ class SessionManager:
         self._batcher = Batcher(model, settings.duplex_max_sessions) if model.batches else None
         self._sessions: dict[str, _Entry] = {}
         self._closing = False
+        self._lost: dict[str, str] = {}
+        """Why a replica died under a session that is being opened, by the session's id."""
         self._late: set[asyncio.Task[Any]] = set()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -148,6 +150,8 @@ class SessionManager:
             opening = asyncio.ensure_future(self.model.open(config, self._port(group), fence))
             stream = await asyncio.wait_for(asyncio.shield(opening), OPEN_TIMEOUT_S)
             self._check_open()  # it was told to close while the model opened the stream
+            if (reason := self._lost.get(session_id)) is not None:
+                raise DuplexError("engine_dead", reason, kind=SERVER, retryable=True, hint="open a new session")
         except TimeoutError as error:
             self._abandon(session_id, opening)
             message = f"the model did not open a session in {OPEN_TIMEOUT_S:g} s"
@@ -300,6 +304,8 @@ class SessionManager:
         for session_id in lost:
             if (entry := self._sessions.get(session_id)) is not None:
                 entry.actor.post(ev.ReplicaLost(reason))
+            else:
+                self._lost[session_id] = reason
 
     def replicas_ready(self, ready: Iterable[tuple[int, int]]) -> None:
         """Place new sessions on these replicas, (stage, replica), and no others: some have come back, or leave."""
@@ -327,6 +333,7 @@ class SessionManager:
         self._release(session_id)
 
     def _release(self, session_id: str) -> None:
+        self._lost.pop(session_id, None)
         self.placement.release(session_id)
         self._note_slots()
         if not self.placement.held:

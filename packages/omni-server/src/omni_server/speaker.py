@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +64,9 @@ class Speaker:
         """Sentences of this utterance that have begun."""
         self._sent_bytes: int | None = None
         """Bytes of the sentence whose `audio.start` is out and whose `audio.done` is not."""
+        self._is_sending = False
+        self._is_aborted = False
+        """Whether the sentence ends when what is being sent is sent."""
         self.pending_chars = 0
         """Characters of the sentences that wait."""
         self.idle_since = 0.0
@@ -95,7 +98,9 @@ class Speaker:
         for utterance in range(self.undone, last + 1):
             self._put(_End(utterance, self._spoken if utterance == self.undone else 0, is_cancelled=True))
         if self._running is not None and isinstance(self._current, _Sentence):
-            self._running.cancel()
+            self._is_aborted = True
+            if not self._is_sending:
+                self._running.cancel()
 
     def stop(self) -> None:
         """Let `run` return when nothing waits any more."""
@@ -125,6 +130,8 @@ class Speaker:
 
     async def _do(self, item: _Sentence | _End) -> None:
         self._current = item
+        if isinstance(item, _End):  # now, before its task begins: `cancel` may come first
+            self.undone, self._spoken = item.utterance + 1, 0
         self._running = task = asyncio.create_task(self._speak(item) if isinstance(item, _Sentence) else self._finish(item))
         try:
             await asyncio.wait({task})
@@ -137,10 +144,10 @@ class Speaker:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             self._running = self._current = None
+            self._is_sending = self._is_aborted = False
             self.idle_since = asyncio.get_running_loop().time()
 
     async def _finish(self, end: _End) -> None:
-        self.undone, self._spoken = end.utterance + 1, 0
         if end.fault is not None:
             await self._socket.send_error(end.fault)
         event = {"type": "session.done", "utterance_index": end.utterance, "total_sentences": end.sentences}
@@ -153,22 +160,37 @@ class Speaker:
         logger.debug("request %s: a sentence is %s in the engine", request_id(self._scope), synthesis.engine_id)
         self._spoken = sentence.index + 1
         form = {"format": synthesis.format, "sample_rate": synthesis.sample_rate, "channels": synthesis.traits.channels}
-        await self._socket.send(sentence.event("audio.start", sentence_text=sentence.text, **form))
-        self._sent_bytes, has_failed = 0, False
+        has_failed = False
+        with self._sending():
+            await self._socket.send(sentence.event("audio.start", sentence_text=sentence.text, **form))
+            self._sent_bytes = 0
         try:
             with synthesis.meter:
                 async with aclosing(self._packets(synthesis)) as packets:
                     async for data, samples in packets:
-                        await self._socket.send_audio(data)
-                        self._sent_bytes += len(data)
+                        with self._sending():
+                            await self._socket.send_audio(data)
+                            self._sent_bytes += len(data)
                         for piece in samples:
                             synthesis.meter.sent(piece)
         except OmniError as error:
             has_failed = True
             log_service_error(self._scope, error)
             await self._socket.send_error(error)
-        await self._socket.send(sentence.event("audio.done", total_bytes=self._sent_bytes, error=has_failed))
-        self._sent_bytes = None
+        with self._sending():
+            await self._socket.send(sentence.event("audio.done", total_bytes=self._sent_bytes, error=has_failed))
+            self._sent_bytes = None
+
+    @contextmanager
+    def _sending(self) -> Iterator[None]:
+        """Let what is sent in here be sent and noted before the sentence is aborted: the client may have it already."""
+        self._is_sending = True
+        try:
+            yield
+        finally:
+            self._is_sending = False
+        if self._is_aborted:
+            raise asyncio.CancelledError
 
     async def _packets(self, synthesis: Synthesis) -> AsyncGenerator[tuple[bytes, list[Samples]], None]:
         if not self._streams:

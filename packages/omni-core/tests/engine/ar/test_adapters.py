@@ -105,3 +105,26 @@ async def test_an_adapter_that_cannot_be_used_costs_only_the_requests_that_want_
 
     assert await tokens(runner, "plain again", 5) == plain
     await runner.check()
+
+
+async def test_of_two_adapters_that_come_with_one_name_at_once_the_second_is_refused(make_stage: Any) -> None:
+    from omni_core.engine.ar.adapters import Adapters
+
+    loading, loaded = asyncio.Event(), []
+
+    class SlowLlm:
+        async def add_lora(self, found: Any) -> None:
+            await loading.wait()
+            loaded.append(found.lora_path)
+
+    adapters = Adapters(make_stage("LlamaForCausalLM", topology=TEXT, engine_args={"enable_lora": True}), SlowLlm())
+    both = [asyncio.create_task(adapters.request(LoraAdapter("voice", path))) for path in ("/one", "/two")]
+    await asyncio.sleep(0)
+    loading.set()
+
+    first, second = await asyncio.gather(*both, return_exceptions=True)
+
+    assert first.lora_path == "/one"
+    assert isinstance(second, RequestError)
+    assert "stands for /one" in second.message
+    assert loaded == ["/one"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
@@ -27,6 +28,8 @@ class Adapters:
         self._llm = llm
         self._numbers: dict[LoraAdapter, int] = {}
         self._loaded: dict[str, LoraAdapter] = {}
+        self._turn = asyncio.Lock()
+        """Held while an adapter is loaded whose name is new: of two with one name the second finds the first."""
 
     async def request(self, adapter: LoraAdapter) -> Any:
         """Return vLLM's LoRARequest, its adapter being loaded.
@@ -37,6 +40,12 @@ class Adapters:
             RequestError: The stage takes no adapters, this one cannot be loaded, or its name stands for another one.
         """
         check_adapter_request(self._stage)
+        if adapter.name in self._loaded:
+            return await self._load(adapter)
+        async with self._turn:
+            return await self._load(adapter)
+
+    async def _load(self, adapter: LoraAdapter) -> Any:
         known = self._loaded.get(adapter.name, adapter)
         if known != adapter:
             # vLLM keeps what it has computed of prompts by the adapter's name.
