@@ -67,7 +67,7 @@ async def test_utterance_that_is_cancelled_while_its_end_begins_ends_once() -> N
     await asyncio.sleep(0)  # the end is taken, and its task has not begun
     speaker.cancel(0)
     speaker.stop()
-    await running
+    await asyncio.wait_for(running, 10)
 
     assert len(socket.of_kind("session.done")) == 1
 

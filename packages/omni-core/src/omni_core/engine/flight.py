@@ -90,7 +90,7 @@ class Flight:
             case Output(finished=True):
                 self.done_stages.add(stage_id)
 
-    def idle_s(self, now: float, since: float = 0.0) -> float:
+    def idle_s(self, now: float, since: float) -> float:
         """Return for how long, from `since` on, no stage did anything though it could: not while there are outputs to take."""
         return 0.0 if not self.events.empty() else now - max(self.moved, since)
 

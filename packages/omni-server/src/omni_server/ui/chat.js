@@ -39,7 +39,6 @@ async function send() {
   if (!chosen && !written.trim()) return;
   text.value = file.value = "";
   aborter = new AbortController();
-  const { signal } = aborter;
   stop.disabled = false;
   say(state, "waiting for the answer …");
   const mine = row("user", "You", written || chosen.name);
@@ -61,7 +60,7 @@ async function send() {
       method: "POST",
       headers: { "Content-Type": "application/json" },
       body: JSON.stringify(body),
-      signal,
+      signal: aborter.signal,
     });
     for await (const event of events(answer)) {
       if (event.error) throw new Error(event.error.message);
